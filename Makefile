@@ -1,0 +1,46 @@
+# Two commands do everything: `make notebooks` and `make test`. Both make the environment first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# An installed torch_npu without CANN breaks `import torch` unless this is off.
+export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
+export MPLBACKEND := agg
+
+.PHONY: help env toolchain notebooks test unit refresh lab lint clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+$(STAMP): requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+env: $(STAMP)  ## make the environment in .venv
+
+notebooks: env  ## execute every notebook in order into build/notebooks/ and build/figures/
+	$(BIN)/python -m wyfast_lib notebooks
+
+test: env unit  ## unit tests, then every notebook through nbmake
+	WYFAST_FIGURES=build/figures $(BIN)/python -m pytest --nbmake notebooks
+
+unit: env
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m pytest tests
+
+refresh: env  ## update committed notebook outputs and figures/ from one clean run
+	$(BIN)/python -m wyfast_lib notebooks --refresh
+
+lab: env  ## open JupyterLab on the workbook
+	$(BIN)/jupyter lab notebooks
+
+clean:  ## delete what the other targets made, the environment excepted
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

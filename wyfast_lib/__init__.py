@@ -1,0 +1,3 @@
+from wyfast_lib.version import __version__
+
+__all__ = ["__version__"]
