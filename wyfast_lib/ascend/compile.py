@@ -164,7 +164,7 @@ def _workspace(hivm: str) -> int | None:
     match = re.search(r"func\.func @\w+_infer_workspace_shape_function\(\)(.*?)\n  \}", hivm, re.S)
     if match is None:
         return 0
-    value = re.search(r"arith\.constant (\d+) : i64", match[1])
+    value = re.search(r"constant[ (](\d+) : (?:index|i64)", match[1])
     return int(value[1]) if value else None
 
 

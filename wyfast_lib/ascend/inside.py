@@ -214,13 +214,14 @@ def handle(request: dict) -> dict:
         return {"error": {"stage": request["do"], "message": _last_lines(traceback.format_exc(), 20)}}
 
 
-def main(reply: int, directory: str) -> None:
+def main(reply: int, memory: int, directory: str) -> None:
     """Answer requests from stdin on the file descriptor `reply` until stdin closes."""
     faulthandler.enable()
     requests = os.fdopen(os.dup(0), "rb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.set_inheritable(reply, False)
+    os.set_inheritable(memory, False)
     bare_package("wyfast_lib", LIBRARY)
     bare_package("wyfast_lib.ascend", LIBRARY / "ascend")
     sys.modules["wyfast_lib.ascend.inside"] = sys.modules["__main__"]
@@ -229,11 +230,11 @@ def main(reply: int, directory: str) -> None:
     with os.fdopen(reply, "wb") as replies:
         while header := requests.read(8):
             request = pickle.loads(requests.read(struct.unpack("<Q", header)[0]))
-            request["toolchain"] = directory
+            request.update(toolchain=directory, memory=memory)
             data = pickle.dumps(handle(request))
             replies.write(struct.pack("<Q", len(data)) + data)
             replies.flush()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

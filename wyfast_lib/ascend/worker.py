@@ -34,12 +34,13 @@ class Worker:
         directory = toolchain.locate()
         self.owner = os.getpid()
         self.log = tempfile.TemporaryFile("a+b")
+        self.memory = os.memfd_create("wyfast-tensors")  # the tensors of a run, seen by both processes
         reply_read, reply_write = os.pipe()
         script = Path(__file__).with_name("inside.py")
         try:
             self.process = subprocess.Popen(
-                [sys.executable, str(script), str(reply_write), str(directory)],
-                stdin=subprocess.PIPE, stdout=self.log, stderr=self.log, pass_fds=(reply_write,),
+                [sys.executable, str(script), str(reply_write), str(self.memory), str(directory)],
+                stdin=subprocess.PIPE, stdout=self.log, stderr=self.log, pass_fds=(reply_write, self.memory),
                 env=_environment(directory),
             )
         finally:
@@ -109,6 +110,8 @@ class Worker:
             self.process.wait()
         if self.reply is not None:
             os.close(self.reply)
+            os.close(self.memory)
+            self.log.close()
             self.reply = None
 
 
@@ -121,8 +124,18 @@ def _environment(directory: Path) -> dict[str, str]:
     return environment
 
 
-_lock = threading.RLock()
+lock = threading.RLock()
 _worker: Worker | None = None
+
+
+def current() -> Worker:
+    """The live worker of this process; starts one when there is none. Hold `lock` while using it."""
+    global _worker
+    if _worker is not None and _worker.owner != os.getpid():
+        _worker = None
+    if _worker is None:
+        _worker = Worker()
+    return _worker
 
 
 def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOUT_S, **payload) -> dict:
@@ -132,15 +145,12 @@ def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOU
     Raises CompileError with what the worker reported, or WorkerCrashed.
     """
     global _worker
-    with _lock:
-        if _worker is not None and _worker.owner != os.getpid():
-            _worker = None
-        if _worker is not None and source and _worker.loaded.get(source[0], source[1]) != source[1]:
+    with lock:
+        if source and current().loaded.get(source[0], source[1]) != source[1]:
             close()
-        if _worker is None:
-            _worker = Worker()
         if source:
-            _worker.loaded[source[0]] = source[1]
+            current().loaded[source[0]] = source[1]
+        current()
         try:
             reply = _worker.call({"do": do, **payload}, timeout)
         except WorkerCrashed:
@@ -158,7 +168,7 @@ def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOU
 def close() -> None:
     """End the worker, if there is one. The next call starts a new one."""
     global _worker
-    with _lock:
+    with lock:
         if _worker is not None:
             _worker.close()
             _worker = None
