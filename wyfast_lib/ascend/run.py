@@ -7,6 +7,7 @@ bytes (NaN in every float type), so that a store past a tensor is an error and a
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import mmap
@@ -155,13 +156,15 @@ class _Range:
 
     @property
     def room(self) -> int:
-        return -(-(self.high - self.low) // GUARD) * GUARD + GUARD
+        return -(-self.length // GUARD) * GUARD + GUARD
 
-    def bytes(self):
-        import torch
+    @property
+    def length(self) -> int:
+        return self.high - self.low
 
-        view = torch.empty(0, dtype=torch.uint8)
-        return view.set_(self.storage, self.low, (self.high - self.low,), (1,))
+    @property
+    def address(self) -> int:
+        return self.storage.data_ptr() + self.low
 
 
 def _ranges(compiled: Compiled, values: list) -> dict[int, _Range]:
@@ -172,7 +175,7 @@ def _ranges(compiled: Compiled, values: list) -> dict[int, _Range]:
     for value in values:
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
-            ranges.setdefault(storage._cdata, _Range(storage)).include(value)
+            ranges.setdefault(storage.data_ptr(), _Range(storage)).include(value)
     place = GUARD
     for entry in ranges.values():
         entry.place = place
@@ -186,7 +189,7 @@ def _arguments(compiled: Compiled, values: list, ranges: dict[int, _Range]) -> l
     for name, value in zip(compiled.arguments, values, strict=True):
         kind = compiled.signature[name]
         if kind.startswith("*"):
-            entry = ranges[value.untyped_storage()._cdata]
+            entry = ranges[value.untyped_storage().data_ptr()]
             at = value.storage_offset() * value.element_size()
             out.append(("ptr", entry.place + at - entry.low, max(1, (entry.high - at) // value.element_size())))
         else:
@@ -195,42 +198,48 @@ def _arguments(compiled: Compiled, values: list, ranges: dict[int, _Range]) -> l
 
 
 class _Shared:
-    """This process's view of a worker's shared memory; grows to the largest call."""
+    """This process's view of a worker's shared memory; grows to the largest call.
+
+    Plain memmove and memcmp: torch would start its threads for a copy, which costs more than most launches.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
-        import torch
-
         self.size = size
         os.ftruncate(descriptor, size)
-        self.bytes = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        self.map = mmap.mmap(descriptor, size)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     @staticmethod
     def of(live: worker.Worker, size: int) -> _Shared:
         view = getattr(live, "shared_view", None)
         if view is None or view.size < size:
-            room = 1 << max(20, (size - 1).bit_length())
-            live.shared_view = view = _Shared(live.memory, room)
+            live.shared_view = view = _Shared(live.memory, 1 << max(20, (size - 1).bit_length()))
         return view
 
     def put(self, ranges: dict[int, _Range]) -> None:
         """Copy every range in, guards around each."""
-        self.bytes[:GUARD] = GUARD_BYTE
+        ctypes.memset(self.address, GUARD_BYTE, GUARD)
         for entry in ranges.values():
-            length = entry.high - entry.low
-            self.bytes[entry.place:entry.place + length].copy_(entry.bytes())
-            self.bytes[entry.place + length:entry.place + entry.room] = GUARD_BYTE
+            at = self.address + entry.place
+            ctypes.memmove(at, entry.address, entry.length)
+            ctypes.memset(at + entry.length, GUARD_BYTE, entry.room - entry.length)
 
     def get(self, compiled: Compiled, ranges: dict[int, _Range]) -> None:
         """Check the guards, then copy back the ranges that the kernel changed."""
         import torch
 
-        guards = [self.bytes[:GUARD]]
-        guards += [self.bytes[r.place + r.high - r.low:r.place + r.room] for r in ranges.values()]
-        if not all(bool((guard == GUARD_BYTE).all()) for guard in guards):
+        guards = [(0, GUARD), *((r.place + r.length, r.room - r.length) for r in ranges.values())]
+        if any(_memcmp(self.address + at, _INTACT, size) for at, size in guards):
             raise RuntimeError(f"{compiled.kernel} stored outside its tensors (next to one of them)")
         for entry in ranges.values():
-            result, own = self.bytes[entry.place:entry.place + entry.high - entry.low], entry.bytes()
-            if not torch.equal(result, own):
-                own.copy_(result)
+            at = self.address + entry.place
+            if _memcmp(at, entry.address, entry.length):
+                ctypes.memmove(entry.address, at, entry.length)
                 for tensor in entry.tensors:
                     torch.autograd.graph.increment_version(tensor)
+
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_intact_buffer = ctypes.create_string_buffer(bytes([GUARD_BYTE]) * (2 * GUARD), 2 * GUARD)
+_INTACT = ctypes.addressof(_intact_buffer)
