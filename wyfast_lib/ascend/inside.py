@@ -7,9 +7,11 @@ __init__, which imports torch (2 s): a kernel needs triton only, and one that as
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import pickle
@@ -100,17 +102,50 @@ def _import(module: str, file: str) -> types.ModuleType:
     return sys.modules[alias]
 
 
+class StandInNpu(importlib.abc.MetaPathFinder):
+    """Gives torch, when a kernel's module imports it, a `torch.npu` without devices.
+
+    Modules written for the NPU look it up while they are imported; nothing of it is called to compile a kernel.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        """torch's own spec, with the namespace added behind its import; None for every other module."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                if not hasattr(module, "npu"):
+                    module.npu = types.SimpleNamespace(
+                        is_available=lambda: False, device_count=lambda: 0, device=contextlib.nullcontext)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
 # ---- kernel -> TTIR -> linalg ----
 
 
 class StandInDriver:
-    """Answers the one question that kernels ask at import, without a device: which target is this."""
+    """Answers what a kernel's module asks while it is imported, without a device; it cannot launch anything."""
 
     def __init__(self, target) -> None:
         self.target = target
 
     def get_current_target(self):
+        """The GPUTarget that the compilation is for."""
         return self.target
+
+    def get_benchmarker(self):
+        """What @triton.autotune stores when it decorates, and would call at a launch."""
+        return self._no_device
+
+    def _no_device(self, *args, **kwargs):
+        raise RuntimeError("there is no NPU here: kernels are compiled, not launched")
 
 
 def to_linalg(request: dict) -> tuple[str, str]:
@@ -224,6 +259,7 @@ def main(reply: int, memory: int, directory: str) -> None:
     os.set_inheritable(memory, False)
     bare_package("wyfast_lib", LIBRARY)
     bare_package("wyfast_lib.ascend", LIBRARY / "ascend")
+    sys.meta_path.insert(0, StandInNpu())
     sys.modules["wyfast_lib.ascend.inside"] = sys.modules["__main__"]
     if str(LIBRARY.parent) not in sys.path:
         sys.path.append(str(LIBRARY.parent))
