@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,10 +147,12 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
     if not hivm or reply["status"] != 0:
         if match := _overflow(log):
             kind = UBOverflowError if match[1].lower() == "ub" else MemoryOverflowError
-            raise kind(name, request["target"], match[1].lower(), int(match[2]) // 8, int(match[3]) // 8,
-                       request["constexprs"], notes)
-        tail = "\n".join(log.strip().splitlines()[-12:])
-        raise CompileError(f"{name} fails in {request['compiler']} (status {reply['status']}):\n{tail}", "hivm")
+            problem = kind(name, request["target"], match[1].lower(), int(match[2]) // 8, int(match[3]) // 8,
+                           request["constexprs"], notes)
+        else:
+            problem = CompileError(f"{name} {_how(request['compiler'], reply['status'])}:\n{_tail(log)}", "hivm")
+        problem.ttir, problem.linalg = reply["ttir"], reply["linalg"]
+        raise problem
     mix = re.search(r'mix_mode\s*=\s*"([^"]+)"', reply["linalg"])
     return Compiled(
         kernel=name, target=request["target"], signature=request["signature"], constexprs=request["constexprs"],
@@ -157,6 +160,19 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
         retries=sum("retrying compilation" in note for note in notes), from_cache=from_cache,
         workspace_bytes=_workspace(hivm), **_peaks(hivm),
     )
+
+
+def _how(compiler: str, status: int) -> str:
+    if status < 0:
+        return f"crashes {compiler} ({signal.Signals(-status).name})"
+    return f"fails in {compiler} (status {status})"
+
+
+def _tail(log: str) -> str:
+    """The last lines that say something: no stack frames, no request for bug reports."""
+    noise = re.compile(r"#\d+ |Stack dump|PLEASE submit|.*Program arguments|.*\bhivmc")
+    lines = [line for line in log.strip().splitlines() if line.strip()]
+    return "\n".join(([line for line in lines if not noise.match(line.strip())] or lines)[-12:])
 
 
 def _workspace(hivm: str) -> int | None:

@@ -11,8 +11,11 @@ class CompileError(RuntimeError):
     """A kernel did not pass the Ascend compiler, or could not be lowered for this CPU.
 
     `stage` says where ("kernel", "ttir", "linalg", "hivm", "native"), the message carries the last lines of the
-    compiler's own output.
+    compiler's own output. `ttir` and `linalg` are the texts of the stages that the kernel did pass, "" otherwise.
     """
+
+    ttir = ""
+    linalg = ""
 
     def __init__(self, message: str, stage: str = "") -> None:
         super().__init__(message)

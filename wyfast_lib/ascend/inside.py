@@ -170,7 +170,7 @@ def to_linalg(request: dict) -> tuple[str, str]:
     except Exception as problem:
         raise Failure("ttir", f"{request['name']} is not accepted by triton-ascend: {type(problem).__name__}: {problem}")
     module = make_ttir(module, metadata, options)
-    ttir = str(module)
+    ttir = re.sub(r'loc\("[^"]*/([^"/]+)"', r'loc("\1"', str(module))  # a file's name, not where it lies
     try:
         return ttir, ttir_to_linalg(module, metadata, options, named_ops=True)
     except subprocess.CalledProcessError as problem:
