@@ -1,9 +1,10 @@
 """A check on Triton's IR: a tile that was the left operand of `tt.dot` is dead afterwards.
 
-The Ascend compiler may overwrite the left operand of a dot. A kernel must therefore reload such a tile, or copy it
-before its first dot, and it must do so after Triton's own optimiser: two equal loads without a store between them become
-one again. So the check reads the TTIR, not the source. It follows values through views (trans, reshape), loop carried
-arguments, loops (the next iteration reads again what was defined outside) and the branches of an `if`.
+The Ascend compiler may overwrite the left operand of a dot. A kernel must therefore reload such a tile, or
+copy it before its first dot, and it must do so after Triton's own optimiser: two equal loads without a
+store between them become one again. So the check reads the TTIR, not the source. It follows values through
+views (trans, reshape), loop carried arguments, loops (the next iteration reads again what was defined
+outside) and the branches of an `if`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ VIEWS = ("tt.trans", "tt.reshape", "tt.expand_dims", "tt.bitcast")
 
 @dataclass(frozen=True)
 class LeftOperandRead:
-    """One violation: `value`, the left operand of the dot in `dot_line`, is read by `reader` in `line` (1-based lines).
+    """One violation: `value`, the left operand of the dot in `dot_line`, is read by `reader` in `line`
+    (1-based lines).
 
-    `next_iteration`: the read stands before the dot in the text, and comes after it in the next turn of a loop.
+    `next_iteration`: the read stands before the dot in the text, and comes after it in the next turn of a
+    loop.
     """
 
     value: str
@@ -30,8 +33,10 @@ class LeftOperandRead:
 
     def __str__(self) -> str:
         when = ", in the next iteration" if self.next_iteration else ""
-        return f"{self.value}: left operand of the dot in line {self.dot_line}, read by {self.reader} in line " \
-               f"{self.line}{when}: {self.text}"
+        return (
+            f"{self.value}: left operand of the dot in line {self.dot_line}, read by {self.reader} in line "
+            f"{self.line}{when}: {self.text}"
+        )
 
 
 @dataclass(eq=False)
@@ -47,7 +52,9 @@ class _Value:
 
 @dataclass(eq=False)
 class _Region:
-    """A region of an op: `loop` for those that run again, `branch` tells the exclusive regions of one op apart."""
+    """A region of an op: `loop` for those that run again, `branch` tells the exclusive regions of one
+    op apart.
+    """
 
     op: _Op | None
     loop: bool
@@ -68,7 +75,8 @@ class _Op:
 
 
 def left_operand_reads(ttir: str) -> list[LeftOperandRead]:
-    """Every read of a tile after it was the left operand of a `tt.dot`, in the order of the dots; [] is right.
+    """Every read of a tile after it was the left operand of a `tt.dot`, in the order of the dots; [] is
+    right.
 
     Raises ValueError when the text holds no function.
     """
@@ -83,19 +91,25 @@ def left_operand_reads(ttir: str) -> list[LeftOperandRead]:
                 verdict = _reads_after(value, dot, reader)
                 if verdict is not None:
                     seen.add((reader.line, value.name))
-                    found.append(LeftOperandRead(value.name, dot.line, reader.line, reader.name, verdict, reader.text))
+                    found.append(
+                        LeftOperandRead(value.name, dot.line, reader.line, reader.name, verdict, reader.text)
+                    )
     return found
 
 
 def assert_left_operands_dead(ttir: str) -> None:
     """Raise AssertionError that lists every read of a tile after it was the left operand of a dot."""
     if reads := left_operand_reads(ttir):
-        raise AssertionError("the Ascend compiler may overwrite these tiles before they are read:\n"
-                             + "\n".join(map(str, reads)))
+        raise AssertionError(
+            "the Ascend compiler may overwrite these tiles before they are read:\n"
+            + "\n".join(map(str, reads))
+        )
 
 
 def _same_memory(left: _Value) -> list[_Value]:
-    """The values that may share memory with `left`: what it is made from without a copy, and other views of that."""
+    """The values that may share memory with `left`: what it is made from without a copy, and other
+    views of that.
+    """
     back, pending = [], [left]
     while pending:
         value = pending.pop()
@@ -113,9 +127,11 @@ def _same_memory(left: _Value) -> list[_Value]:
 
 
 def _reads_after(value: _Value, dot: _Op, reader: _Op) -> bool | None:
-    """Whether `reader` can see `value` after `dot`: False (yes, later in the text), True (next iteration), None (no)."""
+    """Whether `reader` can see `value` after `dot`: False (yes, later in the text), True (next
+    iteration), None (no).
+    """
     common = [a for a, b in zip(dot.regions, reader.regions, strict=False) if a is b]
-    rest = dot.regions[len(common):], reader.regions[len(common):]
+    rest = dot.regions[len(common) :], reader.regions[len(common) :]
     exclusive = all(rest) and rest[0][0].op is rest[1][0].op and rest[0][0].branch != rest[1][0].branch
     if reader.line > dot.line and not exclusive:
         return False
@@ -166,11 +182,13 @@ class _Parser:
 
     def _op(self, number: int, line: str, match: re.Match) -> _Op:
         name, count = match[1], int(match[2] or 1)
-        body = line[match.end():]
+        body = line[match.end() :]
         inner = set(re.findall(r"(%\w+) = ", body)) if match[3] in ("scf.for", "scf.while") else set()
         if match[3] == "tt.func":
             inner = set(re.findall(r"(%\w+):", body))
-        used = [self._find(n, int(i or 0)) for n, i in re.findall(r"(%\w+)(?:#(\d+))?", body) if n not in inner]
+        used = [
+            self._find(n, int(i or 0)) for n, i in re.findall(r"(%\w+)(?:#(\d+))?", body) if n not in inner
+        ]
         op = _Op(match[3], number, line, [value for value in used if value is not None], tuple(self.stack))
         self.ops.append(op)
         if name:
@@ -203,7 +221,9 @@ class _Parser:
         if op.name == "scf.for":
             self._define(re.search(r"scf\.for (%\w+)", line)[1], "counter")
         pairs = re.search(r"(?:iter_args|scf\.while )\((.*?)\)", line)
-        for i, (name, initial, index) in enumerate(re.findall(r"(%\w+) = (%\w+)(?:#(\d+))?", pairs[1] if pairs else "")):
+        for i, (name, initial, index) in enumerate(
+            re.findall(r"(%\w+) = (%\w+)(?:#(\d+))?", pairs[1] if pairs else "")
+        ):
             value = self._define(name, "loop argument")[0]
             source = self._find(initial, int(index or 0))
             if source is not None:
