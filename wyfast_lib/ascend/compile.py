@@ -1,8 +1,9 @@
 """`compile_kernel`: a Triton kernel through the real Ascend compiler, on a machine without an NPU.
 
-What passes here has passed tiling, the cube / vector split, memory planning and synchronisation; only the last code
-generator (CANN's hivmc) is missing. Results are cached on disk, keyed on the kernel's source and what it imports, the
-constants, the target, the flags and the toolchain's versions; a cached call does not start the worker.
+What passes here has passed tiling, the cube / vector split, memory planning and synchronisation; only the
+last code generator (CANN's hivmc) is missing. Results are cached on disk, keyed on the kernel's source and
+what it imports, the constants, the target, the flags and the toolchain's versions; a cached call does not
+start the worker.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from wyfast_lib.ascend.errors import CompileError, MemoryOverflowError, UBOverfl
 #: Target -> (compiler program, whether it is arch35: Ascend 950).
 TARGETS = {"Ascend910B2": ("bishengir-compile", False), "Ascend950PR_9589": ("bishengir-compile-a5", True)}
 
-#: Those triton-ascend itself passes, and one thread: multi-threaded runs of the compiler crashed now and then.
+#: Those triton-ascend itself passes, and one thread: multi-threaded runs of the compiler crashed now and
+#: then.
 FLAGS = (
     "--enable-auto-multi-buffer=True",
     "--enable-auto-bind-sub-block=True",
@@ -38,10 +41,11 @@ FLAGS = (
 class Compiled:
     """A kernel that passed the Ascend compiler for one target and one set of constants.
 
-    `ttir`, `linalg`, `hivm`: the texts after each stage. `mix_mode`: "aiv" (vector only) or "mix" (cube and vector).
-    `notes`: what the compiler said worth reading; `retries` counts those that say it tried again with fewer
-    optimisations, each a warning. Peaks and `workspace_bytes` (global memory between cube and vector, a program; None
-    when the compiler does not say) are in bytes. `arguments`: names of the run-time parameters, in order.
+    `ttir`, `linalg`, `hivm`: the texts after each stage. `mix_mode`: "aiv" (vector only) or "mix" (cube and
+    vector). `notes`: what the compiler said worth reading; `retries` counts those that say it tried again
+    with fewer optimisations, each a warning. Peaks and `workspace_bytes` (global memory between cube and
+    vector, a program; None when the compiler does not say) are in bytes. `arguments`: names of the run-time
+    parameters, in order.
     """
 
     kernel: str
@@ -68,15 +72,23 @@ class Compiled:
         return tuple(name for name, kind in self.signature.items() if kind != "constexpr")
 
 
-def compile_kernel(kernel, signature: dict[str, str], constexprs: dict, target: str = "Ascend910B2", *,
-                   options: dict | None = None, flags: tuple[str, ...] = (), cache: bool = True) -> Compiled:
+def compile_kernel(
+    kernel,
+    signature: dict[str, str],
+    constexprs: dict,
+    target: str = "Ascend910B2",
+    *,
+    options: dict | None = None,
+    flags: tuple[str, ...] = (),
+    cache: bool = True,
+) -> Compiled:
     """Compile a Triton kernel for an Ascend target.
 
-    kernel: a @triton.jit function (of any triton), or the text "module:kernel" or "file.py:kernel". signature: a type
-    for each parameter, such as {"x": "*bf16", "T": "i32", "BT": "constexpr"}; constants need not be repeated in it.
-    constexprs: their values; None for an optional pointer. target: a key of TARGETS. options: triton-ascend's own
-    compile options; flags: more bishengir-compile flags.
-    Raises ToolchainMissing, UBOverflowError (MemoryOverflowError for the other local memories), WorkerCrashed, or
+    kernel: a @triton.jit function (of any triton), or the text "module:kernel" or "file.py:kernel".
+    signature: a type for each parameter, such as {"x": "*bf16", "T": "i32", "BT": "constexpr"}; constants
+    need not be repeated in it. constexprs: their values; None for an optional pointer. target: a key of
+    TARGETS. options: triton-ascend's own compile options; flags: more bishengir-compile flags. Raises
+    ToolchainMissing, UBOverflowError (MemoryOverflowError for the other local memories), WorkerCrashed, or
     CompileError with the compiler's last lines; ValueError for a bad target or signature.
     """
     if target not in TARGETS:
@@ -85,9 +97,15 @@ def compile_kernel(kernel, signature: dict[str, str], constexprs: dict, target: 
     signature = complete_signature(source, signature, constexprs)
     compiler, arch35 = TARGETS[target]
     request = {
-        "module": source.module, "file": source.file, "name": source.name, "signature": signature,
+        "module": source.module,
+        "file": source.file,
+        "name": source.name,
+        "signature": signature,
         "constexprs": {name: constexprs[name] for name in signature if name in constexprs},
-        "target": target, "compiler": compiler, "arch35": arch35, "options": dict(options or {}),
+        "target": target,
+        "compiler": compiler,
+        "arch35": arch35,
+        "options": dict(options or {}),
         "flags": [*FLAGS, *flags],
     }
     path = _cache_path(source, request)
@@ -101,10 +119,14 @@ def compile_kernel(kernel, signature: dict[str, str], constexprs: dict, target: 
 
 
 def complete_signature(source: sources.KernelSource, signature: dict, constexprs: dict) -> dict[str, str]:
-    """The signature in the kernel's own order, with every constant marked; ValueError names what is missing or extra."""
+    """The signature in the kernel's own order, with every constant marked; ValueError names what is
+    missing or extra.
+    """
     for name in (*signature, *constexprs):
         if name not in source.parameters:
-            raise ValueError(f"signature: {source.name} has no parameter {name}; it has {', '.join(source.parameters)}")
+            raise ValueError(
+                f"signature: {source.name} has no parameter {name}; it has {', '.join(source.parameters)}"
+            )
     full = {}
     for name in source.parameters:
         if name in constexprs:
@@ -146,17 +168,50 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
     if not hivm or reply["status"] != 0:
         if match := _overflow(log):
             kind = UBOverflowError if match[1].lower() == "ub" else MemoryOverflowError
-            raise kind(name, request["target"], match[1].lower(), int(match[2]) // 8, int(match[3]) // 8,
-                       request["constexprs"], notes)
-        tail = "\n".join(log.strip().splitlines()[-12:])
-        raise CompileError(f"{name} fails in {request['compiler']} (status {reply['status']}):\n{tail}", "hivm")
+            problem = kind(
+                name,
+                request["target"],
+                match[1].lower(),
+                int(match[2]) // 8,
+                int(match[3]) // 8,
+                request["constexprs"],
+                notes,
+            )
+        else:
+            problem = CompileError(
+                f"{name} {_how(request['compiler'], reply['status'])}:\n{_tail(log)}", "hivm"
+            )
+        problem.ttir, problem.linalg = reply["ttir"], reply["linalg"]
+        raise problem
     mix = re.search(r'mix_mode\s*=\s*"([^"]+)"', reply["linalg"])
     return Compiled(
-        kernel=name, target=request["target"], signature=request["signature"], constexprs=request["constexprs"],
-        ttir=reply["ttir"], linalg=reply["linalg"], hivm=hivm, mix_mode=mix[1] if mix else "", notes=notes,
-        retries=sum("retrying compilation" in note for note in notes), from_cache=from_cache,
-        workspace_bytes=_workspace(hivm), **_peaks(hivm),
+        kernel=name,
+        target=request["target"],
+        signature=request["signature"],
+        constexprs=request["constexprs"],
+        ttir=reply["ttir"],
+        linalg=reply["linalg"],
+        hivm=hivm,
+        mix_mode=mix[1] if mix else "",
+        notes=notes,
+        retries=sum("retrying compilation" in note for note in notes),
+        from_cache=from_cache,
+        workspace_bytes=_workspace(hivm),
+        **_peaks(hivm),
     )
+
+
+def _how(compiler: str, status: int) -> str:
+    if status < 0:
+        return f"crashes {compiler} ({signal.Signals(-status).name})"
+    return f"fails in {compiler} (status {status})"
+
+
+def _tail(log: str) -> str:
+    """The last lines that say something: no stack frames, no request for bug reports."""
+    noise = re.compile(r"#\d+ |Stack dump|PLEASE submit|.*Program arguments|.*\bhivmc")
+    lines = [line for line in log.strip().splitlines() if line.strip()]
+    return "\n".join(([line for line in lines if not noise.match(line.strip())] or lines)[-12:])
 
 
 def _workspace(hivm: str) -> int | None:
@@ -205,15 +260,21 @@ def _own_digest() -> str:
 
 
 def _cache_path(source: sources.KernelSource, request: dict) -> Path:
-    key = {**{name: request[name] for name in ("name", "signature", "target", "options", "flags")},
-           "constexprs": {name: repr(value) for name, value in request["constexprs"].items()},
-           "source": source.digest, "worker": _own_digest(), "toolchain": toolchain.versions()}
+    key = {
+        **{name: request[name] for name in ("name", "signature", "target", "options", "flags")},
+        "constexprs": {name: repr(value) for name, value in request["constexprs"].items()},
+        "source": source.digest,
+        "worker": _own_digest(),
+        "toolchain": toolchain.versions(),
+    }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return toolchain.cache_root() / "compiled" / digest[:2] / f"{digest}.json.gz"
 
 
 def _read(path: Path) -> dict | None:
-    """A cache entry, or None when there is none or it cannot be read (a disk that was full, an interrupted copy)."""
+    """A cache entry, or None when there is none or it cannot be read (a disk that was full, an
+    interrupted copy).
+    """
     try:
         return json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError):

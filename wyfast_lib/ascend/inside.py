@@ -1,15 +1,19 @@
-"""What runs inside the worker process: import a kernel under the Ascend triton, and take it through the compiler.
+"""What runs inside the worker process: import a kernel under the Ascend triton, and take it through the
+compiler.
 
-Started by `wyfast_lib.ascend.worker` as a script; nothing else imports it. Kernel -> TTIR -> linalg (triton-ascend) ->
-HIVM (bishengir-compile). The packages `wyfast_lib` and `wyfast_lib.ascend` are set up without running their
-__init__, which imports torch (2 s): a kernel needs triton only, and one that asks for more gets the real package.
+Started by `wyfast_lib.ascend.worker` as a script; nothing else imports it. Kernel -> TTIR -> linalg
+(triton-ascend) -> HIVM (bishengir-compile). The packages `wyfast_lib` and `wyfast_lib.ascend` are set up
+without running their __init__, which imports torch (2 s): a kernel needs triton only, and one that asks for
+more gets the real package.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import pickle
@@ -30,7 +34,9 @@ LIBRARY = Path(__file__).resolve().parents[1]
 
 
 def bare_package(name: str, folder: Path) -> None:
-    """Register a package that runs its own __init__ only when somebody asks for a name that is not a submodule."""
+    """Register a package that runs its own __init__ only when somebody asks for a name that is not a
+    submodule.
+    """
     module = types.ModuleType(name)
     module.__path__ = [str(folder)]
     module.__file__ = str(folder / "__init__.py")
@@ -58,7 +64,9 @@ class Failure(Exception):
 
 
 def load_kernel(module: str, file: str, name: str):
-    """The @triton.jit function `name` of a module, imported under the Ascend triton (and jitted if it was plain)."""
+    """The @triton.jit function `name` of a module, imported under the Ascend triton (and jitted if it
+    was plain).
+    """
     import triton
 
     try:
@@ -66,12 +74,16 @@ def load_kernel(module: str, file: str, name: str):
     except Failure:
         raise
     except Exception:
-        raise Failure("kernel", f"{file} does not import under triton-ascend:\n{_last_lines(traceback.format_exc())}")
+        raise Failure(
+            "kernel", f"{file} does not import under triton-ascend:\n{_last_lines(traceback.format_exc())}"
+        ) from None
     while not isinstance(found, triton.runtime.JITFunction):
         if isinstance(found, types.FunctionType):
             return triton.jit(found)
         if not hasattr(found, "fn"):
-            raise Failure("kernel", f"{name} in {file} is a {type(found).__name__}, not a @triton.jit function")
+            raise Failure(
+                "kernel", f"{name} in {file} is a {type(found).__name__}, not a @triton.jit function"
+            )
         found = found.fn
     return found
 
@@ -100,17 +112,54 @@ def _import(module: str, file: str) -> types.ModuleType:
     return sys.modules[alias]
 
 
+class StandInNpu(importlib.abc.MetaPathFinder):
+    """Gives torch, when a kernel's module imports it, a `torch.npu` without devices.
+
+    Modules written for the NPU look it up while they are imported; nothing of it is called to compile a
+    kernel.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        """torch's own spec, with the namespace added behind its import; None for every other module."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                if not hasattr(module, "npu"):
+                    module.npu = types.SimpleNamespace(
+                        is_available=lambda: False, device_count=lambda: 0, device=contextlib.nullcontext
+                    )
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
 # ---- kernel -> TTIR -> linalg ----
 
 
 class StandInDriver:
-    """Answers the one question that kernels ask at import, without a device: which target is this."""
+    """Answers what a kernel's module asks while it is imported, without a device; it cannot launch
+    anything.
+    """
 
     def __init__(self, target) -> None:
         self.target = target
 
     def get_current_target(self):
+        """The GPUTarget that the compilation is for."""
         return self.target
+
+    def get_benchmarker(self):
+        """What @triton.autotune stores when it decorates, and would call at a launch."""
+        return self._no_device
+
+    def _no_device(self, *args, **kwargs):
+        raise RuntimeError("there is no NPU here: kernels are compiled, not launched")
 
 
 def to_linalg(request: dict) -> tuple[str, str]:
@@ -131,17 +180,24 @@ def to_linalg(request: dict) -> tuple[str, str]:
     ir.load_dialects(context)
     metadata = {"target": target, **options.__dict__}
     try:
-        module = source.make_ir(options, backend.get_codegen_implementation(), backend.get_module_map(), context)
+        module = source.make_ir(
+            options, backend.get_codegen_implementation(), backend.get_module_map(), context
+        )
     except Exception as problem:
-        raise Failure("ttir", f"{request['name']} is not accepted by triton-ascend: {type(problem).__name__}: {problem}")
+        raise Failure(
+            "ttir", f"{request['name']} is not accepted by triton-ascend: {type(problem).__name__}: {problem}"
+        ) from None
     module = make_ttir(module, metadata, options)
-    ttir = str(module)
+    ttir = re.sub(r'loc\("[^"]*/([^"/]+)"', r'loc("\1"', str(module))  # a file's name, not where it lies
     try:
         return ttir, ttir_to_linalg(module, metadata, options, named_ops=True)
     except subprocess.CalledProcessError as problem:
         output = problem.stderr.decode(errors="replace") if problem.stderr else ""
-        raise Failure("linalg", f"{request['name']} fails in triton-adapter-opt (status {problem.returncode}):\n"
-                                f"{_last_lines(output)}")
+        raise Failure(
+            "linalg",
+            f"{request['name']} fails in triton-adapter-opt (status {problem.returncode}):\n"
+            f"{_last_lines(output)}",
+        ) from None
 
 
 # ---- linalg -> HIVM ----
@@ -156,10 +212,24 @@ def to_hivm(request: dict, linalg: str) -> tuple[str, str, int]:
         source.write_text(text)
         saved = Path(scratch) / "saved"
         saved.mkdir()
-        command = [str(program), str(source), f"--target={request['target']}", *request["flags"],
-                   f"--save-temps={saved}", "-o", str(Path(scratch) / "kernel.o")]
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace",
-                              stdin=subprocess.DEVNULL, env=_compiler_environment(Path(scratch), request["compiler"]))
+        command = [
+            str(program),
+            str(source),
+            f"--target={request['target']}",
+            *request["flags"],
+            f"--save-temps={saved}",
+            "-o",
+            str(Path(scratch) / "kernel.o"),
+        ]
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env=_compiler_environment(Path(scratch), request["compiler"]),
+        )
         written = saved / "module.hivm.opt.mlir"
         hivm = written.read_text() if written.is_file() else ""
         return hivm, (done.stdout + done.stderr).replace(scratch + os.sep, ""), done.returncode
@@ -168,8 +238,9 @@ def to_hivm(request: dict, linalg: str) -> tuple[str, str, int]:
 def _compiler_environment(scratch: Path, compiler: str) -> dict[str, str]:
     """PATH with a stand-in for `hivmc`, CANN's last code generator, where there is none.
 
-    Without it bishengir-compile takes the missing program for a failure of the kernel; the arch35 one then tries again
-    four times with ever fewer optimisations. The stand-in ends the compilation well where the public part ends.
+    Without it bishengir-compile takes the missing program for a failure of the kernel; the arch35 one then
+    tries again four times with ever fewer optimisations. The stand-in ends the compilation well where the
+    public part ends.
     """
     environment = dict(os.environ)
     name = "hivmc-a5" if compiler.endswith("-a5") else "hivmc"
@@ -224,6 +295,7 @@ def main(reply: int, memory: int, directory: str) -> None:
     os.set_inheritable(memory, False)
     bare_package("wyfast_lib", LIBRARY)
     bare_package("wyfast_lib.ascend", LIBRARY / "ascend")
+    sys.meta_path.insert(0, StandInNpu())
     sys.modules["wyfast_lib.ascend.inside"] = sys.modules["__main__"]
     if str(LIBRARY.parent) not in sys.path:
         sys.path.append(str(LIBRARY.parent))

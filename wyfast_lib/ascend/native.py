@@ -1,9 +1,9 @@
 """Inside the worker: linalg -> LLVM -> machine code of this CPU, and its launch over a grid.
 
-The linalg text that triton-ascend makes consists of upstream dialects. bishengir-opt holds the upstream passes that
-lower it to the LLVM dialect, triton's bindings turn that into LLVM IR, llvmlite compiles it. What the lowered code calls
-and nobody provides is defined in the same module (`RUNTIME`), so that the calling conventions agree; any other
-undefined symbol is an error before the code runs, not a crash in it.
+The linalg text that triton-ascend makes consists of upstream dialects. bishengir-opt holds the upstream
+passes that lower it to the LLVM dialect, triton's bindings turn that into LLVM IR, llvmlite compiles it.
+What the lowered code calls and nobody provides is defined in the same module (`RUNTIME`), so that the
+calling conventions agree; any other undefined symbol is an error before the code runs, not a crash in it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ LLVM_PASSES = (
     "reconcile-unrealized-casts",
 )
 
-#: malloc and free that keep a list (what a program leaves is freed after it), memref copies, the bf16 conversion.
+#: malloc and free that keep a list (what a program leaves is freed after it), memref copies, the bf16
+#: conversion.
 RUNTIME = """
 @wyfast_live = internal global ptr null
 
@@ -218,7 +219,9 @@ define bfloat @__truncsfbf2(float %x) {
 
 
 def argument_types(linalg: str) -> tuple[str, list[str]]:
-    """(function name, types of the kernel's own arguments: "ptr" or an LLVM scalar type) from the linalg text."""
+    """(function name, types of the kernel's own arguments: "ptr" or an LLVM scalar type) from the
+    linalg text.
+    """
     match = re.search(r"func\.func @(\w+)\((.*?)\) attributes", linalg, re.S)
     if match is None:
         raise Failure("native", "no function in the linalg text")
@@ -234,12 +237,16 @@ def argument_types(linalg: str) -> tuple[str, list[str]]:
 
 
 def launcher(name: str, kinds: list[str]) -> str:
-    """LLVM IR of `wyfast_launch(slots, x, y, z)`: loops over the grid; returns the buffers that programs left."""
+    """LLVM IR of `wyfast_launch(slots, x, y, z)`: loops over the grid; returns the buffers that
+    programs left.
+    """
     body, actual, types = [], ["ptr null, ptr null, i64 0, i64 0, i64 1"] * 2, ["ptr, ptr, i64, i64, i64"] * 2
     for i, kind in enumerate(kinds):
         body.append(f"  %p{i} = getelementptr i64, ptr %slots, i64 {2 * i}\n  %v{i} = load {kind}, ptr %p{i}")
         if kind == "ptr":
-            body.append(f"  %q{i} = getelementptr i64, ptr %slots, i64 {2 * i + 1}\n  %n{i} = load i64, ptr %q{i}")
+            body.append(
+                f"  %q{i} = getelementptr i64, ptr %slots, i64 {2 * i + 1}\n  %n{i} = load i64, ptr %q{i}"
+            )
             actual.append(f"ptr %v{i}, ptr %v{i}, i64 0, i64 %n{i}, i64 1")
             types.append("ptr, ptr, i64, i64, i64")
         else:
@@ -279,38 +286,56 @@ done:
 def interchange_matmuls(text: str) -> str:
     """Write each float matmul on buffers as a loop nest (row, sum, column) in place of (row, column, sum).
 
-    The inner loop then runs along rows of both buffers and vectorises, several times as fast; every element is still
-    summed in the same order, so that the result is the same to the last bit.
+    The inner loop then runs along rows of both buffers and vectorises, several times as fast; every element
+    is still summed in the same order, so that the result is the same to the last bit.
     """
     pattern = re.compile(
-        r"linalg\.matmul (?:\{[^}]*\} )?ins\((%[\w#]+), (%[\w#]+) : (memref<\d+x\d+x(\w+).*?>), (memref<\d+x\d+x\w+.*?>)\) "
-        r"outs\((%[\w#]+) : (memref<\d+x\d+xf32.*?>)\)")
+        r"linalg\.matmul (?:\{[^}]*\} )?ins\((%[\w#]+), (%[\w#]+) : "
+        r"(memref<\d+x\d+x(\w+).*?>), (memref<\d+x\d+x\w+.*?>)\) "
+        r"outs\((%[\w#]+) : (memref<\d+x\d+xf32.*?>)\)"
+    )
 
     def nest(match: re.Match) -> str:
         left, right, left_type, element, right_type, out, out_type = match.groups()
         if element not in ("f16", "bf16", "f32") or f"x{element}" not in right_type:
             return match[0]
-        widen = "" if element == "f32" else (f"%lw = arith.extf %l : {element} to f32\n"
-                                             f"%rw = arith.extf %r : {element} to f32\n")
-        factors = "%l, %r" if element == "f32" else "%lw, %rw"
+        widen, factors = "", "%l, %r"
+        if element != "f32":
+            widen = f"%lw = arith.extf %l : {element} to f32\n%rw = arith.extf %r : {element} to f32\n"
+            factors = "%lw, %rw"
         maps = ", ".join(f"affine_map<(i, k, j) -> ({axes})>" for axes in ("i, k", "k, j", "i, j"))
-        return (f'linalg.generic {{indexing_maps = [{maps}], iterator_types = ["parallel", "reduction", "parallel"]}} '
-                f"ins({left}, {right} : {left_type}, {right_type}) outs({out} : {out_type}) {{\n"
-                f"^bb0(%l: {element}, %r: {element}, %acc: f32):\n{widen}"
-                f"%product = arith.mulf {factors} : f32\n%sum = arith.addf %acc, %product : f32\n"
-                f"linalg.yield %sum : f32\n}}")
+        return (
+            f"linalg.generic {{indexing_maps = [{maps}], "
+            f'iterator_types = ["parallel", "reduction", "parallel"]}} '
+            f"ins({left}, {right} : {left_type}, {right_type}) outs({out} : {out_type}) {{\n"
+            f"^bb0(%l: {element}, %r: {element}, %acc: f32):\n{widen}"
+            f"%product = arith.mulf {factors} : f32\n%sum = arith.addf %acc, %product : f32\n"
+            f"linalg.yield %sum : f32\n}}"
+        )
 
     return pattern.sub(nest, text)
 
 
 def _opt(toolchain: str, passes: tuple[str, ...], text: str) -> str:
     program = Path(toolchain) / "ascendnpuir/bin/bishengir-opt"
-    done = subprocess.run([str(program), f"--pass-pipeline=builtin.module({','.join(passes)})",
-                           "--mlir-disable-threading", "-"],
-                          input=text, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        [
+            str(program),
+            f"--pass-pipeline=builtin.module({','.join(passes)})",
+            "--mlir-disable-threading",
+            "-",
+        ],
+        input=text,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     if done.returncode != 0:
-        raise Failure("native", f"the kernel cannot be lowered for this CPU (bishengir-opt, status {done.returncode}):\n"
-                                f"{_last_lines(done.stderr)}")
+        raise Failure(
+            "native",
+            f"the kernel cannot be lowered for this CPU (bishengir-opt, status {done.returncode}):\n"
+            f"{_last_lines(done.stderr)}",
+        )
     return done.stdout
 
 
@@ -332,7 +357,9 @@ def to_llvm(linalg: str, toolchain: str) -> str:
 
 
 def target_machine():
-    """llvmlite's code generator for this CPU. bf16 instructions are off: they flush denormals, and results differ."""
+    """llvmlite's code generator for this CPU. bf16 instructions are off: they flush denormals, and
+    results differ.
+    """
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -341,8 +368,13 @@ def target_machine():
     for name in [name for name in features if "bf16" in name]:
         features[name] = False
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3, reloc="default", codemodel="jitdefault",
-        jit=True)
+        cpu=llvm.get_host_cpu_name(),
+        features=features.flatten(),
+        opt=3,
+        reloc="default",
+        codemodel="jitdefault",
+        jit=True,
+    )
 
 
 def to_object(linalg: str, toolchain: str) -> bytes:
@@ -380,7 +412,7 @@ def undefined_symbols(data: bytes) -> list[str]:
         for at in range(section[4], section[4] + section[5], 24):
             name, _, _, where, _, _ = struct.unpack_from("<IBBHQQ", data, at)
             if name and where == 0:
-                names.append(data[strings + name:data.index(b"\0", strings + name)].decode())
+                names.append(data[strings + name : data.index(b"\0", strings + name)].decode())
     return names
 
 

@@ -1,8 +1,9 @@
 """`run`: a kernel that the Ascend front end lowered, executed natively on this CPU, bfloat16 included.
 
-This checks the front half of the Ascend lowering (pointers, masks, block shapes, dots), not the hardware. The kernel
-runs in the worker process, on copies of the tensors in memory that both processes share; between the copies stand guard
-bytes (NaN in every float type), so that a store past a tensor is an error and a load past it shows.
+This checks the front half of the Ascend lowering (pointers, masks, block shapes, dots), not the hardware.
+The kernel runs in the worker process, on copies of the tensors in memory that both processes share; between
+the copies stand guard bytes (NaN in every float type), so that a store past a tensor is an error and a load
+past it shows.
 """
 
 from __future__ import annotations
@@ -22,10 +23,17 @@ GUARD_BYTE = 0xFF
 
 #: Scalar types of a signature -> (struct code, lowest, highest); None: a float.
 SCALARS = {
-    "i1": ("B", 0, 1), "i8": ("b", -(1 << 7), (1 << 7) - 1), "i16": ("h", -(1 << 15), (1 << 15) - 1),
-    "i32": ("i", -(1 << 31), (1 << 31) - 1), "i64": ("q", -(1 << 63), (1 << 63) - 1),
-    "u8": ("B", 0, (1 << 8) - 1), "u16": ("H", 0, (1 << 16) - 1), "u32": ("I", 0, (1 << 32) - 1),
-    "u64": ("Q", 0, (1 << 64) - 1), "fp32": ("f", None, None), "fp64": ("d", None, None),
+    "i1": ("B", 0, 1),
+    "i8": ("b", -(1 << 7), (1 << 7) - 1),
+    "i16": ("h", -(1 << 15), (1 << 15) - 1),
+    "i32": ("i", -(1 << 31), (1 << 31) - 1),
+    "i64": ("q", -(1 << 63), (1 << 63) - 1),
+    "u8": ("B", 0, (1 << 8) - 1),
+    "u16": ("H", 0, (1 << 16) - 1),
+    "u32": ("I", 0, (1 << 32) - 1),
+    "u64": ("Q", 0, (1 << 64) - 1),
+    "fp32": ("f", None, None),
+    "fp64": ("d", None, None),
 }
 
 
@@ -33,18 +41,28 @@ SCALARS = {
 def _dtypes() -> dict:
     import torch
 
-    return {"*bf16": torch.bfloat16, "*fp16": torch.float16, "*fp32": torch.float32, "*fp64": torch.float64,
-            "*i1": torch.bool, "*i8": torch.int8, "*u8": torch.uint8, "*i16": torch.int16, "*i32": torch.int32,
-            "*i64": torch.int64}
+    return {
+        "*bf16": torch.bfloat16,
+        "*fp16": torch.float16,
+        "*fp32": torch.float32,
+        "*fp64": torch.float64,
+        "*i1": torch.bool,
+        "*i8": torch.int8,
+        "*u8": torch.uint8,
+        "*i16": torch.int16,
+        "*i32": torch.int32,
+        "*i64": torch.int64,
+    }
 
 
 def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker.TIMEOUT_S) -> None:
     """Launch a compiled kernel over `grid` on this CPU; it writes into the tensors of `args`.
 
-    args: a dict by parameter name, or a sequence in the order of `compiled.arguments`; CPU tensors (any strides: a
-    kernel gets the address of element 0, as on a device) and numbers. grid: one to three program counts.
-    Raises TypeError or ValueError naming the argument, WorkerCrashed when the kernel dies, RuntimeError when it stores
-    outside its tensors; tensors are untouched then. Nothing is written to a tensor that the kernel does not change.
+    args: a dict by parameter name, or a sequence in the order of `compiled.arguments`; CPU tensors (any
+    strides: a kernel gets the address of element 0, as on a device) and numbers. grid: one to three program
+    counts. Raises TypeError or ValueError naming the argument, WorkerCrashed when the kernel dies,
+    RuntimeError when it stores outside its tensors; tensors are untouched then. Nothing is written to a
+    tensor that the kernel does not change.
     """
     import torch
 
@@ -56,8 +74,13 @@ def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker
         ranges = _ranges(compiled, values)
         memory = _Shared.of(worker.current(), sum(r.room for r in ranges.values()) + GUARD)
         memory.put(ranges)
-        request = {"name": compiled.kernel, "key": _key(compiled), "size": memory.size, "grid": counts,
-                   "arguments": _arguments(compiled, values, ranges)}
+        request = {
+            "name": compiled.kernel,
+            "key": _key(compiled),
+            "size": memory.size,
+            "grid": counts,
+            "arguments": _arguments(compiled, values, ranges),
+        }
         _launch(compiled, request, timeout)
         memory.get(compiled, ranges)
 
@@ -66,8 +89,13 @@ def _launch(compiled: Compiled, request: dict, timeout: float) -> None:
     live = worker.current()
     reply = worker.call("run", timeout=timeout, **request)
     if reply.get("missing"):
-        worker.call("load", key=request["key"], name=compiled.kernel, linalg=compiled.linalg,
-                    cache=str(toolchain.cache_root() / "native"))
+        worker.call(
+            "load",
+            key=request["key"],
+            name=compiled.kernel,
+            linalg=compiled.linalg,
+            cache=str(toolchain.cache_root() / "native"),
+        )
         if worker.current() is not live:
             raise RuntimeError("the worker was replaced between loading and launching a kernel")
         worker.call("run", timeout=timeout, **request)
@@ -97,7 +125,9 @@ def _ordered(compiled: Compiled, args) -> list:
     else:
         values = list(args)
         if len(values) != len(names):
-            raise ValueError(f"args: {compiled.kernel} takes {len(names)} ({', '.join(names)}), got {len(values)}")
+            raise ValueError(
+                f"args: {compiled.kernel} takes {len(names)} ({', '.join(names)}), got {len(values)}"
+            )
     for name, value in zip(names, values, strict=True):
         _check(name, compiled.signature[name], value)
     return values
@@ -139,7 +169,9 @@ def _grid(grid) -> tuple[int, int, int]:
 
 
 class _Range:
-    """Bytes [low, high) of one storage, which one or more tensors of a call lie in, and their place in the memory."""
+    """Bytes [low, high) of one storage, which one or more tensors of a call lie in, and their place in
+    the memory.
+    """
 
     def __init__(self, storage) -> None:
         self.storage, self.low, self.high = storage, None, None
@@ -148,8 +180,11 @@ class _Range:
     def include(self, tensor) -> None:
         size = tensor.element_size()
         low = tensor.storage_offset() * size
-        span = 0 if tensor.numel() == 0 else 1 + sum(
-            (n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        span = (
+            0
+            if tensor.numel() == 0
+            else 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        )
         self.low = low if self.low is None else min(self.low, low)
         self.high = low + span * size if self.high is None else max(self.high, low + span * size)
         self.tensors.append(tensor)
@@ -168,7 +203,9 @@ class _Range:
 
 
 def _ranges(compiled: Compiled, values: list) -> dict[int, _Range]:
-    """One range a storage (so that views of one tensor stay views of one tensor), placed one behind the other."""
+    """One range a storage (so that views of one tensor stay views of one tensor), placed one behind the
+    other.
+    """
     import torch
 
     ranges: dict[int, _Range] = {}
@@ -191,7 +228,9 @@ def _arguments(compiled: Compiled, values: list, ranges: dict[int, _Range]) -> l
         if kind.startswith("*"):
             entry = ranges[value.untyped_storage().data_ptr()]
             at = value.storage_offset() * value.element_size()
-            out.append(("ptr", entry.place + at - entry.low, max(1, (entry.high - at) // value.element_size())))
+            out.append(
+                ("ptr", entry.place + at - entry.low, max(1, (entry.high - at) // value.element_size()))
+            )
         else:
             out.append((SCALARS[kind][0], value, 1))
     return out

@@ -1,9 +1,10 @@
-"""Which source text a kernel stands for: where the worker finds it, and the hash that its cache entries hang on.
+"""Which source text a kernel stands for: where the worker finds it, and the hash that its cache entries
+hang on.
 
-A kernel arrives as a @triton.jit function of whichever triton this process has (compiled or interpreted, autotuned or
-not), as a plain function, or as the text "package.module:kernel" or "file.py:kernel". The worker imports the module
-anew under the Ascend triton, so all that is needed here is its file. A kernel typed into a notebook or a console has
-no file: its source and what it uses are written to one.
+A kernel arrives as a @triton.jit function of whichever triton this process has (compiled or interpreted,
+autotuned or not), as a plain function, or as the text "package.module:kernel" or "file.py:kernel". The
+worker imports the module anew under the Ascend triton, so all that is needed here is its file. A kernel
+typed into a notebook or a console has no file: its source and what it uses are written to one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from wyfast_lib.ascend.errors import CompileError
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A kernel's address: `file` and `name` in it, `module` (its import name or ""), `digest` of file and imports."""
+    """A kernel's address: `file` and `name` in it, `module` (its import name or ""), `digest` of file
+    and imports.
+    """
 
     module: str
     file: str
@@ -45,19 +48,31 @@ def find(kernel) -> KernelSource:
     else:
         module = function.__module__
     if "<locals>" in function.__qualname__:
-        raise CompileError(f"{function.__qualname__} is defined inside a function: the worker cannot import it. "
-                           "Move the kernel to the top of its module", "kernel")
-    return KernelSource(module, file, function.__qualname__, digest(file, module),
-                        tuple(inspect.signature(function).parameters))
+        raise CompileError(
+            f"{function.__qualname__} is defined inside a function: the worker cannot import it. "
+            "Move the kernel to the top of its module",
+            "kernel",
+        )
+    return KernelSource(
+        module,
+        file,
+        function.__qualname__,
+        digest(file, module),
+        tuple(inspect.signature(function).parameters),
+    )
 
 
 def unwrap(kernel) -> types.FunctionType:
-    """The Python function under @triton.jit, @triton.autotune, @triton.heuristics and the interpreter's wrapper."""
+    """The Python function under @triton.jit, @triton.autotune, @triton.heuristics and the interpreter's
+    wrapper.
+    """
     function = kernel
     while not inspect.isfunction(function):
         inner = getattr(function, "fn", None)
         if inner is None:
-            raise TypeError(f"kernel: expected a @triton.jit function or 'module:kernel', got {type(kernel).__name__}")
+            raise TypeError(
+                f"kernel: expected a @triton.jit function or 'module:kernel', got {type(kernel).__name__}"
+            )
         function = inner
     return function
 
@@ -109,7 +124,9 @@ def _file_of(function: types.FunctionType) -> str | None:
 
 
 def digest(file: str, module: str) -> str:
-    """SHA-256 of a module's file and, transitively, of the files it imports from its own package or its own folder."""
+    """SHA-256 of a module's file and, transitively, of the files it imports from its own package or its
+    own folder.
+    """
     seen: dict[str, str] = {}
     pending = [(Path(file), module)]
     while pending:
@@ -119,12 +136,16 @@ def digest(file: str, module: str) -> str:
         stat = path.stat()
         seen[str(path)], imported = _scan(str(path), name, stat.st_mtime_ns, stat.st_size)
         pending.extend((Path(f), m) for f, m in imported)
-    return hashlib.sha256("\n".join(f"{Path(p).name} {h}" for p, h in sorted(seen.items())).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join(f"{Path(p).name} {h}" for p, h in sorted(seen.items())).encode()
+    ).hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
 def _scan(file: str, module: str, mtime: int, size: int) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """(hash of one file, ((file, module) it imports from its own package or folder)). mtime and size: cache keys."""
+    """(hash of one file, ((file, module) it imports from its own package or folder)). mtime and size:
+    cache keys.
+    """
     text = Path(file).read_bytes()
     package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
     top = module.partition(".")[0]
@@ -169,8 +190,8 @@ def _write_session_source(function: types.FunctionType) -> str:
 def session_source(function: types.FunctionType) -> str:
     """A self-contained module for a function typed into a session: its source with every global that it uses.
 
-    Modules become imports, numbers, strings and tl.constexpr become assignments, functions of the session are written
-    out too. Raises CompileError naming a global that is none of these.
+    Modules become imports, numbers, strings and tl.constexpr become assignments, functions of the session
+    are written out too. Raises CompileError naming a global that is none of these.
     """
     parts: dict[str, str] = {}
     _collect(function, parts)
@@ -181,8 +202,10 @@ def _collect(function: types.FunctionType, parts: dict[str, str]) -> None:
     try:
         source = inspect.getsource(function)
     except OSError as problem:
-        raise CompileError(f"the source of {function.__name__} cannot be read ({problem}): put the kernel into a file",
-                           "kernel") from None
+        raise CompileError(
+            f"the source of {function.__name__} cannot be read ({problem}): put the kernel into a file",
+            "kernel",
+        ) from None
     tree = ast.parse(inspect.cleandoc("\n" + source) if source[:1].isspace() else source)
     used = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     parts.setdefault(function.__name__, "")  # a mark against recursion; the text comes after what it uses
@@ -195,8 +218,11 @@ def _collect(function: types.FunctionType, parts: dict[str, str]) -> None:
 
 def _collect_global(function: types.FunctionType, name: str, value, parts: dict[str, str]) -> None:
     if isinstance(value, types.ModuleType):
-        parts[name] = f"import {value.__name__} as {name}" if "." in value.__name__ or value.__name__ != name \
+        parts[name] = (
+            f"import {value.__name__} as {name}"
+            if "." in value.__name__ or value.__name__ != name
             else f"import {name}"
+        )
     elif type(value).__name__ == "constexpr" and isinstance(value.value, (bool, int, float, str, type(None))):
         parts[name] = f"import triton.language\n{name} = triton.language.constexpr({value.value!r})"
     elif isinstance(value, (bool, int, float, str, type(None))):
@@ -210,5 +236,8 @@ def _collect_global(function: types.FunctionType, name: str, value, parts: dict[
     elif getattr(value, "__module__", None) and importlib.util.find_spec(value.__module__.partition(".")[0]):
         parts[name] = f"from {value.__module__} import {getattr(value, '__name__', name)} as {name}"
     else:
-        raise CompileError(f"{function.__name__} uses {name}, a {type(value).__name__} of this session, which cannot "
-                           "be written to a file: put the kernel into a module", "kernel")
+        raise CompileError(
+            f"{function.__name__} uses {name}, a {type(value).__name__} of this session, which cannot "
+            "be written to a file: put the kernel into a module",
+            "kernel",
+        )

@@ -1,9 +1,10 @@
 """Where the Ascend toolchain lives, how it gets there, and who may import it.
 
-triton-ascend installs the import package `triton`, as the triton that torch requires does. Both in one site-packages
-overwrite each other, so the toolchain has a directory of its own in the user's cache, named by a hash of the pins (all
-clones with the same pins share it). Only a process that needs it puts that directory first on its path: the worker
-of `wyfast_lib.ascend.worker`, or, on an NPU host, the process itself through `activate`.
+triton-ascend installs the import package `triton`, as the triton that torch requires does. Both in one
+site-packages overwrite each other, so the toolchain has a directory of its own in the user's cache, named
+by a hash of the pins (all clones with the same pins share it). Only a process that needs it puts that
+directory first on its path: the worker of `wyfast_lib.ascend.worker`, or, on an NPU host, the process
+itself through `activate`.
 
 Environment: WYFAST_CACHE (the cache's root; default $XDG_CACHE_HOME/wyfast, ~/.cache/wyfast), and
 WYFAST_ASCEND_TOOLCHAIN (a ready directory, used as it is).
@@ -39,8 +40,8 @@ def requirements_file() -> Path:
     path = Path(__file__).resolve().parents[2] / "requirements-ascend.txt"
     if not path.is_file():
         raise ToolchainMissing(
-            f"{path.name} is not beside the package: install wyfast from a clone with `pip install --editable .`, "
-            "or name a ready toolchain directory in WYFAST_ASCEND_TOOLCHAIN"
+            f"{path.name} is not beside the package: install wyfast from a clone with "
+            "`pip install --editable .`, or name a ready toolchain directory in WYFAST_ASCEND_TOOLCHAIN"
         )
     return path
 
@@ -65,14 +66,20 @@ def directory() -> Path:
 
 
 def platform_problem() -> str | None:
-    """Why the toolchain cannot run on this machine, or None: Linux on x86-64 or aarch64, CPython 3.9 to 3.11."""
+    """Why the toolchain cannot run on this machine, or None: Linux on x86-64 or aarch64, CPython 3.9 to
+    3.11.
+    """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
-        return (f"the Ascend toolchain has wheels for Linux on x86-64 and aarch64 only; "
-                f"this is {sys.platform} on {platform.machine()}")
+        return (
+            f"the Ascend toolchain has wheels for Linux on x86-64 and aarch64 only; "
+            f"this is {sys.platform} on {platform.machine()}"
+        )
     if sys.implementation.name != "cpython" or not (3, 9) <= sys.version_info[:2] <= (3, 11):
-        return ("the Ascend toolchain (triton-ascend) has wheels for CPython 3.9 to 3.11 only; this is "
-                f"{platform.python_implementation()} {platform.python_version()}. Make a Python 3.11 environment, "
-                "as environment.yml does")
+        return (
+            "the Ascend toolchain (triton-ascend) has wheels for CPython 3.9 to 3.11 only; this is "
+            f"{platform.python_implementation()} {platform.python_version()}. Make a Python 3.11 environment, "
+            "as environment.yml does"
+        )
     return None
 
 
@@ -90,7 +97,9 @@ def _problem(path: Path) -> str | None:
 
 
 def locate() -> Path:
-    """The installed toolchain's directory; raises ToolchainMissing, naming the install command, when there is none."""
+    """The installed toolchain's directory; raises ToolchainMissing, naming the install command, when
+    there is none.
+    """
     if reason := platform_problem():
         raise ToolchainMissing(reason)
     path = directory()
@@ -113,8 +122,9 @@ def available() -> tuple[bool, str]:
 def install(report=print) -> Path:
     """Install the pinned toolchain (about 0.95 GB on disk), or find it installed; returns its directory.
 
-    Two installers at once: the second waits. Interrupted: the next run starts from a clean directory, with the wheels
-    that pip has already downloaded taken from pip's cache. `report(str)` gets each step. Raises ToolchainMissing.
+    Two installers at once: the second waits. Interrupted: the next run starts from a clean directory, with
+    the wheels that pip has already downloaded taken from pip's cache. `report(str)` gets each step. Raises
+    ToolchainMissing.
     """
     if os.environ.get("WYFAST_ASCEND_TOOLCHAIN"):
         path = locate()
@@ -142,19 +152,36 @@ def install(report=print) -> Path:
 
 
 def _install_into(path: Path, report) -> None:
-    """Install beside `path` and rename, so that `path` never holds half a toolchain. The caller holds the lock."""
+    """Install beside `path` and rename, so that `path` never holds half a toolchain. The caller holds
+    the lock.
+    """
     free = shutil.disk_usage(path.parent).free
     if free < 2 * DISK_BYTES:
-        raise ToolchainMissing(f"the Ascend toolchain needs 2 GB for a moment; {path.parent} has {free >> 20} MB free")
+        raise ToolchainMissing(
+            f"the Ascend toolchain needs 2 GB for a moment; {path.parent} has {free >> 20} MB free"
+        )
     staging = path.with_name(path.name + ".partial")
     shutil.rmtree(staging, ignore_errors=True)
     report(f"installing {', '.join(pins())} into {path} (about 0.95 GB)")
-    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps",
-               "--only-binary=:all:", "--target", str(staging), "-r", str(requirements_file())]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--target",
+        str(staging),
+        "-r",
+        str(requirements_file()),
+    ]
     result = subprocess.run(command, env={**os.environ, "TMPDIR": str(_same_disk(path))})
     if result.returncode != 0:
-        raise ToolchainMissing(f"pip ended with status {result.returncode}; its output above says why. "
-                               f"Run `{INSTALL_COMMAND}` again: what is downloaded already is kept")
+        raise ToolchainMissing(
+            f"pip ended with status {result.returncode}; its output above says why. "
+            f"Run `{INSTALL_COMMAND}` again: what is downloaded already is kept"
+        )
     if reason := _problem(staging):
         raise ToolchainMissing(f"pip succeeded, but {reason}")
     (staging / MARKER).write_text("\n".join(pins()) + "\n")
@@ -163,7 +190,9 @@ def _install_into(path: Path, report) -> None:
 
 
 def _same_disk(path: Path) -> Path:
-    """A scratch directory beside the target: pip moves a finished tree, and a move is free on the same disk only."""
+    """A scratch directory beside the target: pip moves a finished tree, and a move is free on the same
+    disk only.
+    """
     scratch = path.parent / "pip-scratch"
     scratch.mkdir(exist_ok=True)
     return scratch
@@ -172,16 +201,19 @@ def _same_disk(path: Path) -> Path:
 def activate() -> Path:
     """On an NPU host: put the toolchain first on this process's own import path, before triton is imported.
 
-    Returns the directory. Raises RuntimeError when another triton has been imported already (one process can hold one
-    only), ToolchainMissing when there is none. Written for hosts with CANN; not tested on hardware.
+    Returns the directory. Raises RuntimeError when another triton has been imported already (one process
+    can hold one only), ToolchainMissing when there is none. Written for hosts with CANN; not tested on
+    hardware.
     """
     path = locate()
     loaded = sys.modules.get("triton")
     if loaded is not None:
         if Path(loaded.__file__).resolve().is_relative_to(path.resolve()):
             return path
-        raise RuntimeError(f"triton {getattr(loaded, '__version__', '?')} is imported already from {loaded.__file__}: "
-                           "call wyfast_lib.ascend.toolchain.activate() before anything imports triton")
+        raise RuntimeError(
+            f"triton {getattr(loaded, '__version__', '?')} is imported already from {loaded.__file__}: "
+            "call wyfast_lib.ascend.toolchain.activate() before anything imports triton"
+        )
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
     return path

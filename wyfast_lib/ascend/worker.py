@@ -1,8 +1,9 @@
 """The worker process: the only one that imports the Ascend triton, compiles, and runs lowered kernels.
 
-One worker a process of ours, started at the first call and kept. Requests go down its stdin, replies come up a pipe of
-their own (both pickled, length first), so that whatever a compiler prints to stdout or stderr cannot break the protocol:
-that goes to a log, whose last lines are in the error when the worker dies. After a death the next call starts anew.
+One worker a process of ours, started at the first call and kept. Requests go down its stdin, replies come
+up a pipe of their own (both pickled, length first), so that whatever a compiler prints to stdout or stderr
+cannot break the protocol: that goes to a log, whose last lines are in the error when the worker dies. After
+a death the next call starts anew.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Worker:
         try:
             self.process = subprocess.Popen(
                 [sys.executable, str(script), str(reply_write), str(self.memory), str(directory)],
-                stdin=subprocess.PIPE, stdout=self.log, stderr=self.log, pass_fds=(reply_write, self.memory),
+                stdin=subprocess.PIPE,
+                stdout=self.log,
+                stderr=self.log,
+                pass_fds=(reply_write, self.memory),
                 env=_environment(directory),
             )
         finally:
@@ -61,12 +65,15 @@ class Worker:
             (length,) = struct.unpack("<Q", self._read(8, deadline))
             return pickle.loads(self._read(length, deadline))
         except (BrokenPipeError, EOFError):
-            raise WorkerCrashed(f"the Ascend worker {self._end()} while it handled {request['do']!r}"
-                                f"{self._tail()}") from None
+            raise WorkerCrashed(
+                f"the Ascend worker {self._end()} while it handled {request['do']!r}{self._tail()}"
+            ) from None
         except TimeoutError:
             self.close(kill=True)
-            raise WorkerCrashed(f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended"
-                                f"{self._tail()}") from None
+            raise WorkerCrashed(
+                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended"
+                f"{self._tail()}"
+            ) from None
 
     def _read(self, count: int, deadline: float) -> bytes:
         parts = []
@@ -141,8 +148,8 @@ def current() -> Worker:
 def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOUT_S, **payload) -> dict:
     """Have the worker do something; returns its reply. Starts a worker when there is none.
 
-    `source` = (file, digest) of the kernel's module: a worker that imported an older text of that file is replaced.
-    Raises CompileError with what the worker reported, or WorkerCrashed.
+    `source` = (file, digest) of the kernel's module: a worker that imported an older text of that file is
+    replaced. Raises CompileError with what the worker reported, or WorkerCrashed.
     """
     global _worker
     with lock:
