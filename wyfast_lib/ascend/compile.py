@@ -80,7 +80,6 @@ def compile_kernel(
     *,
     options: dict | None = None,
     flags: tuple[str, ...] = (),
-    prepare: str = "",
     cache: bool = True,
 ) -> Compiled:
     """Compile a Triton kernel for an Ascend target.
@@ -88,8 +87,7 @@ def compile_kernel(
     kernel: a @triton.jit function (of any triton), or the text "module:kernel" or "file.py:kernel".
     signature: a type for each parameter, such as {"x": "*bf16", "T": "i32", "BT": "constexpr"}; constants
     need not be repeated in it. constexprs: their values; None for an optional pointer. target: a key of
-    TARGETS. options: triton-ascend's own compile options; flags: more bishengir-compile flags. prepare: a
-    module whose `prepare()` the worker calls before it imports the kernel. Raises
+    TARGETS. options: triton-ascend's own compile options; flags: more bishengir-compile flags. Raises
     ToolchainMissing, UBOverflowError (MemoryOverflowError for the other local memories), WorkerCrashed, or
     CompileError with the compiler's last lines; ValueError for a bad target or signature.
     """
@@ -107,7 +105,6 @@ def compile_kernel(
         "target": target,
         "compiler": compiler,
         "arch35": arch35,
-        "prepare": prepare,
         "options": dict(options or {}),
         "flags": [*FLAGS, *flags],
     }

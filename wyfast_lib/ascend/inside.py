@@ -172,8 +172,6 @@ def to_linalg(request: dict) -> tuple[str, str]:
 
     target = GPUTarget("npu", request["target"], 0)
     triton.runtime.driver.set_active(StandInDriver(target))
-    if request.get("prepare"):
-        importlib.import_module(request["prepare"]).prepare()
     function = load_kernel(request["module"], request["file"], request["name"])
     backend = AscendBackend(target)
     options = backend.parse_options({"compile_on_910_95": request["arch35"], **request["options"]})

@@ -50,8 +50,7 @@ class PeerKernel:
 
     def compile(self, target: str = "Ascend910B2"):
         """Compile it; raises what `compile_kernel` raises."""
-        return compile_kernel(self.kernel, self.signature, self.constexprs, target,
-                              prepare="wyfast_lib.ascend.peer_host")  # fmt: skip
+        return compile_kernel(self.kernel, self.signature, self.constexprs, target)
 
 
 def require() -> Path:
