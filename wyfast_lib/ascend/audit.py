@@ -262,7 +262,7 @@ def _align(rows) -> str:
 
 
 def _is_vector(name: str) -> bool:
-    return bool(templates._VECTOR.match(name)) and not name.startswith(templates._NOT_VECTOR)
+    return name.startswith("v") or templates.is_vector(name)  # lower case: an outlined vector function of the 950
 
 
 # ---- making it --------------------------------------------------------------------------------------------------

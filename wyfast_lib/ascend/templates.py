@@ -147,6 +147,11 @@ _VECTOR = re.compile(r"V[A-Z]|MOVEV\.|S\.VNCHWCONV")
 _COUNT_MODE = 1 << 56  # bit of the control register: the mask register holds an element count
 
 
+def is_vector(name: str) -> bool:
+    """True for an instruction of the vector unit (masks and address registers are not)."""
+    return bool(_VECTOR.match(name)) and not name.startswith(_NOT_VECTOR)
+
+
 def _vector_work(instructions):
     """(name, repeats): from the repeat field, or from the element count where the counter mode is on."""
     count_mode, mask = False, 0
@@ -155,7 +160,7 @@ def _vector_work(instructions):
             count_mode = bool(values[0] & _COUNT_MODE)
         elif name == "MOVEMASK" and values[0] == 0:
             mask = values[1] & 0xFFFFFFFFFFFFFFFF
-        elif _VECTOR.match(name) and not name.startswith(_NOT_VECTOR):
+        elif is_vector(name):
             repeats = values[-1] >> 56 & 0xFF if values else 1
             if name.startswith(("VCADD", "VCMAX", "VCMIN", "VMRGSORT", "VSHL", "VSHR")):
                 repeats = values[0] >> 56 & 0xFF
