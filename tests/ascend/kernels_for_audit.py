@@ -1,4 +1,6 @@
-"""Kernels that only the audit's tests need: a persistent one, row scaling, row-mapped loops, data-dependent branches."""
+"""Kernels that only the audit's tests need: a persistent one, row scaling, row-mapped loops, data-dependent
+branches.
+"""
 
 import triton
 import triton.language as tl
@@ -15,10 +17,21 @@ def persistent_dot_kernel(a, b, y, n, cores, BT: tl.constexpr):
 
 
 @triton.jit
-def row_scale_kernel(x, beta, y, T, HV: tl.constexpr, BT: tl.constexpr, K: tl.constexpr, CONTIG: tl.constexpr,
-                     STORE_STRIDED: tl.constexpr, s):  # fmt: skip
-    """y = x * beta[:, None] for one [BT, K] block a program; beta with stride HV or 1; STORE_STRIDED also writes the
-    row sums with stride HV, which keeps the padded layout alive."""
+def row_scale_kernel(
+    x,
+    beta,
+    y,
+    T,
+    HV: tl.constexpr,
+    BT: tl.constexpr,
+    K: tl.constexpr,
+    CONTIG: tl.constexpr,
+    STORE_STRIDED: tl.constexpr,
+    s,
+):
+    """y = x * beta[:, None] for one [BT, K] block a program; beta with stride HV or 1; STORE_STRIDED also
+    writes the row sums with stride HV, which keeps the padded layout alive.
+    """
     o = tl.program_id(0) * BT + tl.arange(0, BT)
     c = tl.arange(0, K)
     b = tl.load(beta + (o if CONTIG else o * HV), mask=o < T, other=0.0).to(tl.float32)

@@ -82,7 +82,9 @@ def test_scaling_rows_by_a_padded_vector_runs_on_the_scalar_unit_element_by_elem
     padded, dense = audit(scale(False, store=True)), audit(scale(True))
     slow = [r for r in padded.rows if r.template == "vmul_2d_float" and r.shape == (64, 128)]
     assert len(slow) == 1 and slow[0].padding == 8
-    assert slow[0].scalar == 3 * 64 * 128 and slow[0].repeats == 0  # two reads and a write an element, no vector work
+    assert (
+        slow[0].scalar == 3 * 64 * 128 and slow[0].repeats == 0
+    )  # two reads and a write an element, no vector work
     fast = [r for r in dense.rows if r.template == "vmul_2d_float"]
     assert len(fast) == 1 and fast[0].scalar == 0 and fast[0].repeats >= 64 * 128 * 4 // 256
     assert {"VBRCB.b32", "VMUL.f32"} <= set(dict(fast[0].instructions))  # the vector unit's own row broadcast
@@ -151,7 +153,11 @@ def test_totals_at_given_values_agree_with_the_symbolic_ones_on_full_tiles():
 def test_a_transposed_operand_by_pointers_is_gathered_and_by_tl_trans_is_read_by_the_cube():
     signature = {"a": "*bf16", "b": "*bf16", "y": "*fp32"}
     by_pointers, by_trans = (
-        audit(compile_kernel(teaching.transposed_dot_kernel, signature, {"BT": 64, "K": 64, "LOAD_TRANSPOSED": p}))
+        audit(
+            compile_kernel(
+                teaching.transposed_dot_kernel, signature, {"BT": 64, "K": 64, "LOAD_TRANSPOSED": p}
+            )
+        )
         for p in (True, False)
     )
     gathers = [r for r in by_pointers.discrete_rows if r.argument == "a"]
@@ -166,18 +172,31 @@ def test_a_transposed_operand_by_pointers_is_gathered_and_by_tl_trans_is_read_by
 
 
 def memref(space, sizes, strides, bits, address=0, offset=0):
-    return {"space": space, "sizes": sizes, "strides": strides, "bits": bits, "address": address, "offset": offset}
+    return {
+        "space": space,
+        "sizes": sizes,
+        "strides": strides,
+        "bits": bits,
+        "address": address,
+        "offset": offset,
+    }
 
 
 def test_a_transposed_two_dimensional_load_runs_on_the_scalar_unit():
-    call = ("load_gm_to_ubuf_2d_float", [memref("GM", [16, 16], [1, 16], 32), memref("UB", [16, 16], [16, 1], 32), 0, 0, 0])
+    call = (
+        "load_gm_to_ubuf_2d_float",
+        [memref("GM", [16, 16], [1, 16], 32), memref("UB", [16, 16], [16, 1], 32), 0, 0, 0],
+    )
     (found,) = templates.trace([call], "Ascend910B2", "aiv")
     assert found.by_scalar and found.scalar == {"GM read": 256, "UB write": 256} and found.transfers == []
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 8])
 def test_a_store_from_an_address_off_the_32_byte_grid_starts_on_the_scalar_unit(offset):
-    call = ("store_ubuf_to_gm_1d_float", [memref("UB", [64], [1], 32, 0, offset), memref("GM", [64], [1], 32), 0])
+    call = (
+        "store_ubuf_to_gm_1d_float",
+        [memref("UB", [64], [1], 32, 0, offset), memref("GM", [64], [1], 32), 0],
+    )
     (found,) = templates.trace([call], "Ascend910B2", "aiv")
     head = -offset % 8  # elements up to the next block
     assert found.scalar == ({"GM write": head, "UB read": head} if head else {})
@@ -186,13 +205,19 @@ def test_a_store_from_an_address_off_the_32_byte_grid_starts_on_the_scalar_unit(
 
 def test_the_910b_libraries_of_the_two_compilers_differ_and_the_traces_use_the_910b_compilers_own():
     assert templates.library_path("Ascend910B2", "aiv").name == "meta_op.aiv.bc"
-    call = ("load_gm_to_ubuf_1d_bfloat16_t", [memref("GM", [64], [1], 16), memref("UB", [64], [1], 16), 0, 0, 0])
+    call = (
+        "load_gm_to_ubuf_1d_bfloat16_t",
+        [memref("GM", [64], [1], 16), memref("UB", [64], [1], 16), 0, 0, 0],
+    )
     (found,) = templates.trace([call], "Ascend910B2", "aiv")
     assert found.missing_arguments == 0
 
 
 def test_a_template_that_the_library_has_not_is_an_error_in_its_trace_only():
-    calls = [("no_such_template", []), ("vexp_1d_float", [memref("UB", [4096], [1], 32)] * 2 + [memref("UB", [0], [1], 32)])]
+    calls = [
+        ("no_such_template", []),
+        ("vexp_1d_float", [memref("UB", [4096], [1], 32)] * 2 + [memref("UB", [0], [1], 32)]),
+    ]
     absent, present = templates.trace(calls, "Ascend910B2", "aiv")
     assert absent.error and not present.error
     assert present.vector == [("VEXP.f32", 64)]  # 4096 float32 in steps of 256 bytes
@@ -211,7 +236,9 @@ def test_an_audit_prints_renders_and_exports_all_its_rows():
 
 def test_the_text_alone_is_audited_without_the_template_library():
     compiled = gate(False)
-    bare = types.SimpleNamespace(kernel="k", target="Ascend910B2", signature=compiled.signature, hivm=compiled.hivm)
+    bare = types.SimpleNamespace(
+        kernel="k", target="Ascend910B2", signature=compiled.signature, hivm=compiled.hivm
+    )
     seen = audit(bare, device=False)
     load = row(seen, "g", "in")
     assert (load.bursts, load.moved, load.layout, load.instructions) == (64, 2048, "discrete", ())
@@ -219,8 +246,9 @@ def test_the_text_alone_is_audited_without_the_template_library():
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_the_ascend_950_text_is_audited_too(contiguous):
-    compiled = compile_kernel(teaching.gate_load_kernel, GATE, {"HV": 32, "BT": 64, "G_T_CONTIG": contiguous},
-                              "Ascend950PR_9589")  # fmt: skip
+    compiled = compile_kernel(
+        teaching.gate_load_kernel, GATE, {"HV": 32, "BT": 64, "G_T_CONTIG": contiguous}, "Ascend950PR_9589"
+    )
     seen = audit(compiled)
     assert row(seen, "g", "in").bytes == 128 and row(seen, "y", "out").bytes == 128
     assert row(seen, "g", "in").strides == ((1,) if contiguous else (32,))

@@ -23,7 +23,9 @@ def test_a_missing_peer_names_the_pip_command(monkeypatch):
 
 
 def test_tile_sizes_come_from_the_peers_own_model_of_ub():
-    tiles = {k.name: (k.constexprs.get("BK"), k.constexprs.get("BV")) for k in peer.peer_kernels(K=256, V=256)}
+    tiles = {
+        k.name: (k.constexprs.get("BK"), k.constexprs.get("BV")) for k in peer.peer_kernels(K=256, V=256)
+    }
     assert tiles["recompute_w_u_fwd_kernel_npu"] == (128, 128)
     assert tiles["prepare_wy_repr_bwd_kv_npu"] == (256, 256)
 
@@ -42,7 +44,9 @@ def test_all_seven_kernels_compile_with_contiguous_gates_and_none_is_discrete(ta
 def test_the_backward_moves_twelve_times_its_minimum_most_of_it_workspace(table):
     sums = table.sums("backward", "contiguous")
     assert sums["kernels"] == 6 and sums["failed"] == 0
-    assert sums["scratch"] == 160 * 1024  # three float32 tensors of 16 KB, written once and read, some of it twice
+    assert (
+        sums["scratch"] == 160 * 1024
+    )  # three float32 tensors of 16 KB, written once and read, some of it twice
     assert sums["workspace"] > 2 * (sums["arguments"] + sums["scratch"])
     assert 12 < sums["total"] / table.minimum["backward"] < 12.5
 
@@ -59,7 +63,9 @@ def test_strided_gates_send_row_scaling_to_the_scalar_unit_and_one_kernel_out_of
     name = "prepare_wy_repr_bwd_kv_npu"
     assert dense[name].scalar_elements == 0
     assert strided[name].scalar_elements > 90_000  # four [64, 128] products, two reads and a write an element
-    assert strided["prepare_wy_repr_bwd_finalize_a2_dg_npu"].error.startswith("does not fit: needs 384 KB of 192 KB")
+    assert strided["prepare_wy_repr_bwd_finalize_a2_dg_npu"].error.startswith(
+        "does not fit: needs 384 KB of 192 KB"
+    )
     assert "1 of 6 do not compile" in str(table)
 
 

@@ -1,17 +1,22 @@
-"""`audit(compiled)`: every data movement of a compiled Ascend kernel, counted a task, beside what it must move.
+"""`audit(compiled)`: every data movement of a compiled Ascend kernel, counted a task, beside what it must
+move.
 
-The numbers come from two texts of the compiler itself: the HIVM module (which template is called on which memref, in
-which loop, at which address) and the template library's bitcode (which hardware instructions such a call issues). A
-task is one turn of the kernel's outermost loop with a run-time trip count (a persistent kernel's loop over chunk and
-head), or one program where there is no such loop. Without `values` every tile is a full one.
+The numbers come from two texts of the compiler itself: the HIVM module (which template is called on which
+memref, in which loop, at which address) and the template library's bitcode (which hardware instructions
+such a call issues). A task is one turn of the kernel's outermost loop with a run-time trip count (a
+persistent kernel's loop over chunk and head), or one program where there is no such loop. Without `values`
+every tile is a full one.
 
 What these texts do not reveal:
 - time: no latency, bandwidth, cache or bank conflict; waiting is visible only as the flags that cause it;
-- the last code generator (CANN's hivmc): scalar instructions, instruction order inside a pipe, register use, and
-  which copy of the template library it links (`notes` says where its call differs from the one read here);
+- the last code generator (CANN's hivmc): scalar instructions, instruction order inside a pipe, register
+  use, and which copy of the template library it links (`notes` says where its call differs from the one
+  read here);
 - L2: two reads of one address are two reads here;
-- the bank of a UB address at run time beyond its byte offset, and the alignment of the tensors that the caller passes;
-- values read from memory (varlen tables) and data-dependent branches: both branches are listed, marked `maybe`.
+- the bank of a UB address at run time beyond its byte offset, and the alignment of the tensors that the
+  caller passes;
+- values read from memory (varlen tables) and data-dependent branches: both branches are listed, marked
+  `maybe`.
 """
 
 from __future__ import annotations
@@ -29,11 +34,12 @@ LOCAL_SPACES = ("UB", "L1", "L0A", "L0B", "L0C")
 class Row:
     """One call site of a template, with the operands that it moves or computes on, as executed for one task.
 
-    `times`: executions a task, over both vector units. `bytes`: bytes asked for in one execution; `moved`: the same
-    in whole 32-byte blocks; `bursts`: DMA bursts of one execution. `layout`: contiguous (one burst), rows (a burst a
-    row), discrete (a burst an element), scalar (the scalar unit moves single elements), or "" for computation.
-    `padding`: bytes that the local tile spans over bytes that it holds (16 when each bf16 sits in its own block).
-    `argument`: the kernel's tensor, "workspace", or "" when the call stays inside the core.
+    `times`: executions a task, over both vector units. `bytes`: bytes asked for in one execution; `moved`:
+    the same in whole 32-byte blocks; `bursts`: DMA bursts of one execution. `layout`: contiguous (one
+    burst), rows (a burst a row), discrete (a burst an element), scalar (the scalar unit moves single
+    elements), or "" for computation. `padding`: bytes that the local tile spans over bytes that it holds
+    (16 when each bf16 sits in its own block). `argument`: the kernel's tensor, "workspace", or "" when the
+    call stays inside the core.
     """
 
     unit: str
@@ -72,8 +78,11 @@ class Row:
     def to_dict(self) -> dict:
         """The row with plain values, for CSV and JSON."""
         plain = {k: getattr(self, k) for k in self.__dataclass_fields__}
-        plain.update(shape="x".join(map(str, self.shape)), strides=",".join(map(str, self.strides)),
-                     instructions=" ".join(f"{n}*{c}" for n, c in self.instructions))  # fmt: skip
+        plain.update(
+            shape="x".join(map(str, self.shape)),
+            strides=",".join(map(str, self.strides)),
+            instructions=" ".join(f"{n}*{c}" for n, c in self.instructions),
+        )
         return plain
 
 
@@ -94,7 +103,8 @@ class Audit:
     directions: dict  # argument -> "in", "out" or "in+out"
     notes: list = field(default_factory=list)
 
-    # ---- totals -----------------------------------------------------------------------------------------------------
+    # ---- totals
+    # -----------------------------------------------------------------------------------------------------
 
     def _sum(self, value, rows=None) -> float:
         return sum(value(r) * r.times for r in (self.rows if rows is None else rows) if not r.once)
@@ -103,10 +113,15 @@ class Audit:
         """Rows that touch global memory."""
         return [r for r in self.rows if r.argument]
 
-    def argument_bytes(self, direction: str | None = None, name: str | None = None, moved: bool = False) -> int:
+    def argument_bytes(
+        self, direction: str | None = None, name: str | None = None, moved: bool = False
+    ) -> int:
         """Bytes a task between the core and argument tensors; `direction` in/out and `name` restrict it."""
-        rows = [r for r in self.moves() if r.argument != "workspace"
-                and direction in (None, r.direction) and name in (None, r.argument)]  # fmt: skip
+        rows = [
+            r
+            for r in self.moves()
+            if r.argument != "workspace" and direction in (None, r.direction) and name in (None, r.argument)
+        ]
         return round(self._sum(lambda r: r.moved if moved else r.bytes, rows))
 
     @property
@@ -146,8 +161,10 @@ class Audit:
 
     @property
     def split(self) -> bool | None:
-        """True when both vector units do different work; False when stores are left to the first one (the second
-        repeats its work); None for a kernel without a cube half, whose programs have one vector unit each."""
+        """True when both vector units do different work; False when stores are left to the first one (the
+        second repeats its work); None for a kernel without a cube half, whose programs have one vector
+        unit each.
+        """
         if not any(r.unit == "aic" for r in self.rows):
             return None
         return not self.one_unit_rows
@@ -177,7 +194,9 @@ class Audit:
             "discrete_calls": round(self._sum(lambda r: 1, self.discrete_rows), 3),
             "scalar_elements": round(self._sum(lambda r: r.scalar)),
             "vector_calls": round(self._sum(lambda r: 1, vector), 3),
-            "vector_instructions": round(self._sum(lambda r: sum(c for n, c in r.instructions if _is_vector(n)))),
+            "vector_instructions": round(
+                self._sum(lambda r: sum(c for n, c in r.instructions if _is_vector(n)))
+            ),
             "vector_repeats": round(self._sum(lambda r: r.repeats)),
             "padded_calls": round(self._sum(lambda r: 1, self.padded_rows), 3),
             "cube_calls": round(self._sum(lambda r: 1, [r for r in self.rows if r.pipe == "M"]), 3),
@@ -191,17 +210,40 @@ class Audit:
             "split": self.split,
         }
 
-    # ---- output -----------------------------------------------------------------------------------------------------
+    # ---- output
+    # -----------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict:
         """Everything with plain values."""
-        return {"kernel": self.kernel, "target": self.target, "tasks": self.tasks, "totals": self.totals,
-                "minimum": self.minimum, "notes": self.notes,
-                "syncs": [{"unit": u, "operation": o, "pipes": p, "times": n} for (u, o, p), n in self.syncs.items()],
-                "rows": [r.to_dict() for r in self.rows]}  # fmt: skip
+        return {
+            "kernel": self.kernel,
+            "target": self.target,
+            "tasks": self.tasks,
+            "totals": self.totals,
+            "minimum": self.minimum,
+            "notes": self.notes,
+            "syncs": [
+                {"unit": u, "operation": o, "pipes": p, "times": n} for (u, o, p), n in self.syncs.items()
+            ],
+            "rows": [r.to_dict() for r in self.rows],
+        }
 
-    HEADERS = ("unit", "pipe", "call", "from", "to", "shape", "strides", "bytes", "moved", "bursts", "layout",
-               "times", "tensor", "marks")  # fmt: skip
+    HEADERS = (
+        "unit",
+        "pipe",
+        "call",
+        "from",
+        "to",
+        "shape",
+        "strides",
+        "bytes",
+        "moved",
+        "bursts",
+        "layout",
+        "times",
+        "tensor",
+        "marks",
+    )
 
     def table(self, compute: bool = False) -> list:
         """Rows of text for `HEADERS`: movements through global memory, and with `compute` every call."""
@@ -210,18 +252,27 @@ class Audit:
     def summary(self) -> list:
         """Lines of text with the totals."""
         t = self.totals
-        ratio = f" = {t['argument_bytes'] / t['minimum_bytes']:.2f}x the minimum" if t["minimum_bytes"] else ""
-        peaks = ", ".join(f"{s} {_kb(self.peaks[s])} of {_kb(self.capacity[s])}" for s in LOCAL_SPACES
-                          if self.peaks[s] and s in self.capacity)  # fmt: skip
-        split = {None: "one vector unit a program", True: "over both vector units",
-                 False: f"NOT split: {len(self.one_unit_rows)} stores by the first vector unit only"}[self.split]
+        ratio = (
+            f" = {t['argument_bytes'] / t['minimum_bytes']:.2f}x the minimum" if t["minimum_bytes"] else ""
+        )
+        peaks = ", ".join(
+            f"{s} {_kb(self.peaks[s])} of {_kb(self.capacity[s])}"
+            for s in LOCAL_SPACES
+            if self.peaks[s] and s in self.capacity
+        )
+        split = {
+            None: "one vector unit a program",
+            True: "over both vector units",
+            False: f"NOT split: {len(self.one_unit_rows)} stores by the first vector unit only",
+        }[self.split]
         return [
             f"arguments {_kb(t['argument_bytes'])} ({_kb(t['argument_bytes_in'])} in, "
             f"{_kb(t['argument_bytes_out'])} out){ratio} of {_kb(t['minimum_bytes'])}; workspace "
             f"{_kb(t['workspace_bytes'])}; together {_kb(t['global_bytes'])} a task, {t['bursts']} bursts",
             f"discrete {t['discrete_calls']:g} calls; scalar unit {t['scalar_elements']} elements; padded "
             f"{t['padded_calls']:g} calls",
-            f"vector {t['vector_calls']:g} calls, {t['vector_instructions']} instructions, {t['vector_repeats']} "
+            f"vector {t['vector_calls']:g} calls, {t['vector_instructions']} instructions, "
+            f"{t['vector_repeats']} "
             f"repeats; cube {t['cube_calls']:g} calls, {t['macs']} MACs; synchronisation "
             f"{t['sync_instructions']:g} and {t['flags_inside_templates']} inside templates",
             f"memory plan: {peaks}; work {split}",
@@ -229,18 +280,25 @@ class Audit:
         ]
 
     def __str__(self) -> str:
-        return f"{self.kernel} for {self.target}, a task:\n" + _align([self.HEADERS, *self.table()]) + "\n" + "\n".join(
-            self.summary()
+        return (
+            f"{self.kernel} for {self.target}, a task:\n"
+            + _align([self.HEADERS, *self.table()])
+            + "\n"
+            + "\n".join(self.summary())
         )
 
     def _repr_html_(self) -> str:
         from html import escape
 
         head = "".join(f"<th>{h}</th>" for h in self.HEADERS)
-        body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.table())
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.table()
+        )
         lines = "<br>".join(escape(line) for line in self.summary())
-        return (f"<table><caption>{escape(self.kernel)} for {escape(self.target)}, a task</caption>"
-                f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{lines}</p>")  # fmt: skip
+        return (
+            f"<table><caption>{escape(self.kernel)} for {escape(self.target)}, a task</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{lines}</p>"
+        )
 
 
 def _kb(n: float) -> str:
@@ -248,36 +306,65 @@ def _kb(n: float) -> str:
 
 
 def _cells(r: Row) -> tuple:
-    marks = [m for m, on in (("maybe", r.maybe), ("unit 0 only", r.one_unit), ("once", r.once),
-                             (f"padded {r.padding:g}x", r.padding >= 2),
-                             (f"{r.scalar} by scalar", r.scalar and r.layout != "scalar")) if on]  # fmt: skip
-    return (r.unit, r.pipe, r.template, r.source, r.destination, "x".join(map(str, r.shape)),
-            ",".join(map(str, r.strides)), str(r.bytes), str(r.moved), str(r.bursts), r.layout, f"{r.times:g}",
-            r.argument, ", ".join([*marks, *([r.note] if r.note else [])]))  # fmt: skip
+    marks = [
+        m
+        for m, on in (
+            ("maybe", r.maybe),
+            ("unit 0 only", r.one_unit),
+            ("once", r.once),
+            (f"padded {r.padding:g}x", r.padding >= 2),
+            (f"{r.scalar} by scalar", r.scalar and r.layout != "scalar"),
+        )
+        if on
+    ]
+    return (
+        r.unit,
+        r.pipe,
+        r.template,
+        r.source,
+        r.destination,
+        "x".join(map(str, r.shape)),
+        ",".join(map(str, r.strides)),
+        str(r.bytes),
+        str(r.moved),
+        str(r.bursts),
+        r.layout,
+        f"{r.times:g}",
+        r.argument,
+        ", ".join([*marks, *([r.note] if r.note else [])]),
+    )
 
 
 def _align(rows) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)).rstrip() for row in rows
+    )
 
 
 def _is_vector(name: str) -> bool:
-    return name.startswith("v") or templates.is_vector(name)  # lower case: an outlined vector function of the 950
+    return name.startswith("v") or templates.is_vector(
+        name
+    )  # lower case: an outlined vector function of the 950
 
 
-# ---- making it --------------------------------------------------------------------------------------------------
+# ---- making it
+# --------------------------------------------------------------------------------------------------
 
 
-def audit(compiled, values: dict | None = None, *, minimum: dict | int | None = None, device: bool = True) -> Audit:
+def audit(
+    compiled, values: dict | None = None, *, minimum: dict | int | None = None, device: bool = True
+) -> Audit:
     """Audit a compiled kernel.
 
-    compiled: a `Compiled` (anything with kernel, target, signature, constexprs, hivm). values: run-time values by
-    argument name, ints for scalars and sequences of ints for tensors that addresses are read from (`cu_seqlens`), and
-    "grid" (a tuple) and "program" (an index into it, 0 when a grid is given) for the program to follow; every task of
-    that program is then walked. minimum: bytes that must cross global memory a task, by argument name or in all;
-    default: the distinct bytes that the kernel itself touches in a task. device: read the template library for what
-    each call issues; False reads the HIVM text only (no toolchain needed; bursts then follow from the memrefs).
-    Raises KeyError for a value whose name is not an argument, HivmError for a text that is not a HIVM module.
+    compiled: a `Compiled` (anything with kernel, target, signature, constexprs, hivm). values: run-time
+    values by argument name, ints for scalars and sequences of ints for tensors that addresses are read
+    from (`cu_seqlens`), and "grid" (a tuple) and "program" (an index into it, 0 when a grid is given) for
+    the program to follow; every task of that program is then walked. minimum: bytes that must cross global
+    memory a task, by argument name or in all; default: the distinct bytes that the kernel itself touches
+    in a task. device: read the template library for what each call issues; False reads the HIVM text only
+    (no toolchain needed; bursts then follow from the memrefs). Raises KeyError for a value whose name is
+    not an argument, HivmError for a text that is not a HIVM module.
     """
     module = hivm.parse(compiled.hivm)
     names = _argument_names(module, compiled)
@@ -290,15 +377,26 @@ def audit(compiled, values: dict | None = None, *, minimum: dict | int | None = 
     notes = _notes(walks, rows, traces, compiled)
     if isinstance(minimum, int):
         minimum = {"all": minimum}
-    plan = {s: sorted({b for w in walks for b in w.walk.buffers if b.space == s}, key=lambda b: (b.offset, b.line))
-            for s in LOCAL_SPACES}  # fmt: skip
+    plan = {
+        s: sorted(
+            {b for w in walks for b in w.walk.buffers if b.space == s}, key=lambda b: (b.offset, b.line)
+        )
+        for s in LOCAL_SPACES
+    }
     return Audit(
-        kernel=compiled.kernel, target=compiled.target, rows=rows, plan=plan,
+        kernel=compiled.kernel,
+        target=compiled.target,
+        rows=rows,
+        plan=plan,
         peaks={s: max(w.walk.peak(s) for w in walks) for s in LOCAL_SPACES},
         capacity={s: module.spec[f"{s}_SIZE"] // 8 for s in LOCAL_SPACES if f"{s}_SIZE" in module.spec},
-        workspace_per_program=module.workspace_bytes, tasks=max(w.task_count for w in walks), syncs=_syncs(walks),
-        minimum=own_minimum if minimum is None else dict(minimum), directions=directions, notes=notes,
-    )  # fmt: skip
+        workspace_per_program=module.workspace_bytes,
+        tasks=max(w.task_count for w in walks),
+        syncs=_syncs(walks),
+        minimum=own_minimum if minimum is None else dict(minimum),
+        directions=directions,
+        notes=notes,
+    )
 
 
 @dataclass
@@ -314,7 +412,9 @@ class _Walked:
 
     def weight(self, event) -> float:
         """What one execution counts a task."""
-        return 1 / self.walk.tasks[event.loop] if event.loop is not None and self.walk.tasks[event.loop] else 1.0
+        return (
+            1 / self.walk.tasks[event.loop] if event.loop is not None and self.walk.tasks[event.loop] else 1.0
+        )
 
     def once(self, event) -> bool:
         return event.loop is None and bool(self.walk.tasks)
@@ -326,16 +426,20 @@ def _argument_names(module: hivm.Module, compiled) -> dict:
     plain = [name for name, _, attrs in entry.args if "hacc.arg_type" not in attrs]
     parameters = [n for n, kind in compiled.signature.items() if kind != "constexpr"]
     if len(plain) != len(parameters) + 3:
-        raise hivm.HivmError(f"{compiled.kernel}: {len(plain)} arguments in the HIVM text, expected the kernel's "
-                             f"{len(parameters)} ({', '.join(parameters)}) and the three of the grid")  # fmt: skip
-    return dict(zip(plain, [*parameters, "grid x", "grid y", "grid z"]))
+        raise hivm.HivmError(
+            f"{compiled.kernel}: {len(plain)} arguments in the HIVM text, expected the kernel's "
+            f"{len(parameters)} ({', '.join(parameters)}) and the three of the grid"
+        )
+    return dict(zip(plain, [*parameters, "grid x", "grid y", "grid z"], strict=False))
 
 
 def _given(module, names: dict, values: dict) -> tuple[dict, int | None]:
     known = set(names.values()) | {"grid", "program"}
     for name in values:
         if name not in known:
-            raise KeyError(f"values: {name!r} is no run-time argument of this kernel ({', '.join(sorted(known))})")
+            raise KeyError(
+                f"values: {name!r} is no run-time argument of this kernel ({', '.join(sorted(known))})"
+            )
     values = dict(values)
     grid = values.pop("grid", None)
     program = values.pop("program", None)
@@ -360,8 +464,9 @@ def _walk_all(module, given: dict, program: int | None) -> list:
         for unit in range(module.vector_units if entry.core == "aiv" else 1):
             done = free
             if given or program is not None or unit:
-                done = walk.Walker(module, entry, arguments=given, program=program, sub_block=unit,
-                                   task_loops=loops).run()  # fmt: skip
+                done = walk.Walker(
+                    module, entry, arguments=given, program=program, sub_block=unit, task_loops=loops
+                ).run()
             walks.append(_Walked(entry.core, done))
     return walks
 
@@ -371,9 +476,19 @@ def _group(walks: list) -> dict:
     groups: dict = defaultdict(list)
     for w in walks:
         for event in w.walk.events:
-            shapes = tuple((o.root, o.shape, o.strides, o.dtype, o.space) if isinstance(o, walk.View) else None
-                           for o in event.operands)  # fmt: skip
-            key = (w.core, event.line, event.template, shapes, event.conditional, event.limited, w.once(event))
+            shapes = tuple(
+                (o.root, o.shape, o.strides, o.dtype, o.space) if isinstance(o, walk.View) else None
+                for o in event.operands
+            )
+            key = (
+                w.core,
+                event.line,
+                event.template,
+                shapes,
+                event.conditional,
+                event.limited,
+                w.once(event),
+            )
             groups[key].append((w.weight(event), event))
     return dict(groups)
 
@@ -382,10 +497,14 @@ def _traces(groups: dict, target: str) -> dict:
     """A device trace for each group that calls a template of the library, keyed as the groups."""
     found = {}
     for core in ("aic", "aiv"):
-        keys = [k for k in groups if k[0] == core and not k[2].startswith("scalar_") and not groups[k][0][1].vector_ops]
+        keys = [
+            k
+            for k in groups
+            if k[0] == core and not k[2].startswith("scalar_") and not groups[k][0][1].vector_ops
+        ]
         calls = [(k[2], [_as_argument(o) for o in groups[k][0][1].operands]) for k in keys]
         if calls:
-            found.update(zip(keys, templates.trace(calls, target, core)))
+            found.update(zip(keys, templates.trace(calls, target, core), strict=False))
     return found
 
 
@@ -403,17 +522,31 @@ def _as_argument(operand):
         # A stride that only the caller knows is traced as a whole number of blocks that is not 1.
         strides = [_number(s, 64 * max(sizes, default=1)) for s in operand.strides]
         local = operand.space != "GM"
-        return {"space": operand.space, "address": _number(operand.base, 0) if local else 0,
-                "offset": _number(operand.offset, 0) if local else 0, "sizes": sizes, "strides": strides,
-                "bits": operand.bits}  # fmt: skip
+        return {
+            "space": operand.space,
+            "address": _number(operand.base, 0) if local else 0,
+            "offset": _number(operand.offset, 0) if local else 0,
+            "sizes": sizes,
+            "strides": strides,
+            "bits": operand.bits,
+        }
     if isinstance(operand, str):
         return 0  # a float constant: its value changes nothing that is issued
     return _number(operand, 0)
 
 
-_PIPES = (("load_gm_to_ubuf", "MTE2"), ("nd2nz", "MTE2"), ("load_gm_to_cbuf", "MTE2"), ("copy_gm_to", "MTE2"),
-          ("set_l1", "MTE2"), ("store_ubuf_to_gm", "MTE3"), ("copy_ubuf_to_cbuf", "MTE3"), ("mma_tile", "M"),
-          ("fixpipe", "FIX"), ("scalar_", "S"))  # fmt: skip
+_PIPES = (
+    ("load_gm_to_ubuf", "MTE2"),
+    ("nd2nz", "MTE2"),
+    ("load_gm_to_cbuf", "MTE2"),
+    ("copy_gm_to", "MTE2"),
+    ("set_l1", "MTE2"),
+    ("store_ubuf_to_gm", "MTE3"),
+    ("copy_ubuf_to_cbuf", "MTE3"),
+    ("mma_tile", "M"),
+    ("fixpipe", "FIX"),
+    ("scalar_", "S"),
+)
 
 
 def _pipe(template: str, core: str) -> str:
@@ -459,16 +592,34 @@ def _row(key, group: list, trace, names: dict) -> Row:
     paddings = [_padding(v) for v in views if v.space == "UB"]
     spaces = [v.space for v in views]
     return Row(
-        unit=core, pipe=pipe, template=template,
-        source=spaces[0] if spaces else "", destination=_destination(template, views), shape=_plain(shown, "shape"),
-        strides=_plain(shown, "strides"), dtype=shown.dtype if shown is not None else "", bytes=size, moved=moved,
-        bursts=bursts, layout=layout, times=sum(w for w, _ in group), argument=argument, direction=direction,
-        padding=max(paddings, default=1.0), scalar=scalar, instructions=tuple(instructions.items()),
-        repeats=sum(r for _, r in vector), macs=trace.macs if usable else 0,
+        unit=core,
+        pipe=pipe,
+        template=template,
+        source=spaces[0] if spaces else "",
+        destination=_destination(template, views),
+        shape=_plain(shown, "shape"),
+        strides=_plain(shown, "strides"),
+        dtype=shown.dtype if shown is not None else "",
+        bytes=size,
+        moved=moved,
+        bursts=bursts,
+        layout=layout,
+        times=sum(w for w, _ in group),
+        argument=argument,
+        direction=direction,
+        padding=max(paddings, default=1.0),
+        scalar=scalar,
+        instructions=tuple(instructions.items()),
+        repeats=sum(r for _, r in vector),
+        macs=trace.macs if usable else 0,
         inner_flags=trace.flags if usable else 0,
         local_bytes=sum(t.bytes for t in trace.transfers if t.pipe == "MTE1") if usable else 0,
-        maybe=conditional, one_unit=limited, once=once, line=line, note=note,
-    )  # fmt: skip
+        maybe=conditional,
+        one_unit=limited,
+        once=once,
+        line=line,
+        note=note,
+    )
 
 
 def _destination(template: str, views: list) -> str:
@@ -496,7 +647,9 @@ def _count(view) -> int:
 def _runs(view) -> int:
     """Elements that lie one after the other, from the innermost dimension outwards."""
     run = 1
-    for size, stride in sorted(zip(view.shape, view.strides), key=lambda p: _number(p[1], 1 << 40)):
+    for size, stride in sorted(
+        zip(view.shape, view.strides, strict=False), key=lambda p: _number(p[1], 1 << 40)
+    ):
         size = _number(size, 1)
         if size == 1:
             continue
@@ -509,7 +662,7 @@ def _runs(view) -> int:
 def _inner_run(view) -> int:
     """Elements of a burst when a copy walks the view in its own order: dimensions from the last one."""
     run = 1
-    for size, stride in zip(reversed(view.shape), reversed(view.strides)):
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=False):
         size = _number(size, 1)
         if size == 1:
             continue
@@ -557,7 +710,7 @@ def _from_trace(trace, pipe: str, far, size: int) -> tuple[int, int, str]:
 
 def _padding(view) -> float:
     """Bytes spanned over bytes held, for a tile in UB whose elements stand apart; 1 for dense rows."""
-    dims = [(_number(s, 1), _number(t, 1)) for s, t in zip(view.shape, view.strides)]
+    dims = [(_number(s, 1), _number(t, 1)) for s, t in zip(view.shape, view.strides, strict=False)]
     dims = [(s, t) for s, t in dims if s > 1]
     if not dims:
         return 1.0
@@ -565,7 +718,8 @@ def _padding(view) -> float:
     return float(smallest) if smallest > 1 else 1.0
 
 
-# ---- what must move at least ------------------------------------------------------------------------------------
+# ---- what must move at least
+# ------------------------------------------------------------------------------------
 
 
 def _distinct(walks: list, names: dict) -> tuple[dict, dict]:
@@ -586,8 +740,10 @@ def _distinct(walks: list, names: dict) -> tuple[dict, dict]:
     sizes: Counter = Counter()
     for (root, _), spans in touched.items():
         sizes[names[root]] += _union(spans)
-    return ({n: round(size / tasks) for n, size in sizes.items()},
-            {names[r]: "+".join(sorted(d)) for r, d in ways.items()})  # fmt: skip
+    return (
+        {n: round(size / tasks) for n, size in sizes.items()},
+        {names[r]: "+".join(sorted(d)) for r, d in ways.items()},
+    )
 
 
 def _intervals(view):
@@ -597,7 +753,7 @@ def _intervals(view):
     unit = max(1, view.bits // 8)
     run = _inner_run(view)
     outer, left = [], run
-    for size, stride in reversed(list(zip(view.shape, view.strides))):
+    for size, stride in reversed(list(zip(view.shape, view.strides, strict=False))):
         size = _number(size, 1)
         if left > 1 and size > 1 and left % size == 0:
             left //= size
@@ -644,15 +800,21 @@ def _notes(walks: list, rows: list, traces: dict, compiled) -> list:
     notes = [f"compiler: {n}" for n in getattr(compiled, "notes", [])]
     inner = {line for w in walks for line in w.walk.dynamic_loops if line not in w.walk.tasks}
     if inner:
-        notes.append(f"loops with a trip count known only at run time counted once (HIVM lines {sorted(inner)})")
+        notes.append(
+            f"loops with a trip count known only at run time counted once (HIVM lines {sorted(inner)})"
+        )
     unread = sum((w.walk.unread for w in walks), Counter())
     if unread:
         notes.append("operations not interpreted: " + ", ".join(f"{n} ({c})" for n, c in unread.items()))
     if any(r.maybe for r in rows):
-        notes.append("rows marked maybe run under a condition that only run-time data decides; they are counted")
+        notes.append(
+            "rows marked maybe run under a condition that only run-time data decides; they are counted"
+        )
     short = sorted({t.template for t in traces.values() if t.missing_arguments})
     if short:
-        notes.append("HIVM passes fewer arguments than this library's body takes (traced as 0): " + ", ".join(short))
+        notes.append(
+            "HIVM passes fewer arguments than this library's body takes (traced as 0): " + ", ".join(short)
+        )
     failed = defaultdict(set)
     for t in traces.values():
         if t.error:

@@ -1,16 +1,18 @@
 """What a library template of the Ascend compiler issues on the device, read from its bitcode.
 
-A HIVM module calls templates; the toolchain ships their bodies. Each compiler program names its own library:
-`bishengir-compile` (910B) `ascendnpuir/lib/meta_op.{aiv,aic}.bc`, `bishengir-compile-a5` (Ascend 950) the files ending
-in `.c310.bc`. The `.c220.bc` files beside them are 910B code for the a5 program and differ: their loads take one
-argument more than the 910B compiler's HIVM passes. `trace` runs the bodies for concrete operands on this CPU, in a
-process of its own (`device_code.py`), and returns the hardware instructions with their parameters. `describe` says,
-without operands, which instructions a template can issue at all and when it leaves the vector and DMA units for a loop
-over single elements on the scalar unit. Both need the installed toolchain and are cached on disk.
+A HIVM module calls templates; the toolchain ships their bodies. Each compiler program names its own
+library: `bishengir-compile` (910B) `ascendnpuir/lib/meta_op.{aiv,aic}.bc`, `bishengir-compile-a5` (Ascend
+950) the files ending in `.c310.bc`. The `.c220.bc` files beside them are 910B code for the a5 program and
+differ: their loads take one argument more than the 910B compiler's HIVM passes. `trace` runs the bodies
+for concrete operands on this CPU, in a process of its own (`device_code.py`), and returns the hardware
+instructions with their parameters. `describe` says, without operands, which instructions a template can
+issue at all and when it leaves the vector and DMA units for a loop over single elements on the scalar
+unit. Both need the installed toolchain and are cached on disk.
 
-Limits. The `.c310` bitcode comes from a producer that llvmlite's LLVM cannot read: no traces for the Ascend 950. The
-last code generator, CANN's own, may carry another copy of the library; `Trace.missing_arguments` counts what HIVM does
-not pass to the body here. Flags, masks and counters that a template reads back from the hardware are 0 here.
+Limits. The `.c310` bitcode comes from a producer that llvmlite's LLVM cannot read: no traces for the
+Ascend 950. The last code generator, CANN's own, may carry another copy of the library;
+`Trace.missing_arguments` counts what HIVM does not pass to the body here. Flags, masks and counters that a
+template reads back from the hardware are 0 here.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from wyfast_lib.ascend import toolchain
@@ -55,8 +57,9 @@ class Transfer:
 @dataclass(frozen=True)
 class Trace:
     """What one call issues. `instructions`: (name, integer operands, times in a row), addresses left out;
-    `scalar`: single elements that the scalar unit reads and writes, by memory ("UB read": 32); `functions`: the
-    (mangled) library functions that ran; `error`: why there is no trace, else ""."""
+    `scalar`: single elements that the scalar unit reads and writes, by memory ("UB read": 32);
+    `functions`: the (mangled) library functions that ran; `error`: why there is no trace, else "".
+    """
 
     template: str
     instructions: tuple = ()
@@ -111,9 +114,31 @@ class Trace:
         return sum(n for name, _, n in self.instructions if name.startswith(prefix))
 
 
-_BYTES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "f16": 2, "bf16": 2, "u16": 2, "s16": 2, "b32": 4, "f32": 4, "u32": 4,
-          "s32": 4, "f32s": 4, "s32s": 4, "u32s": 4, "f322bf16": 2, "f322f16": 2, "f2h": 2, "b64": 8, "s64": 8,
-          "s322f16": 2, "s322s16": 2, "s322s8": 1}  # fmt: skip
+_BYTES = {
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "f16": 2,
+    "bf16": 2,
+    "u16": 2,
+    "s16": 2,
+    "b32": 4,
+    "f32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32s": 4,
+    "s32s": 4,
+    "u32s": 4,
+    "f322bf16": 2,
+    "f322f16": 2,
+    "f2h": 2,
+    "b64": 8,
+    "s64": 8,
+    "s322f16": 2,
+    "s322s16": 2,
+    "s322s8": 1,
+}
 
 
 def _element(name: str) -> int:
@@ -124,7 +149,9 @@ def _element(name: str) -> int:
 
 
 def _transfer(name: str, values) -> Transfer | None:
-    """Decode the parameter words of a 910B DMA instruction; the bit fields are those that the templates build."""
+    """Decode the parameter words of a 910B DMA instruction; the bit fields are those that the templates
+    build.
+    """
     if name.startswith("MOV.OUT.TO.UB.ALIGN") or name.startswith("MOV.UB.TO.OUT.ALIGN"):
         pipe = "MTE2" if "OUT.TO.UB" in name else "MTE3"
         return Transfer(name, pipe, values[0] >> 4 & 0xFFF, values[0] >> 16 & 0x1FFFFF)
@@ -171,7 +198,8 @@ def _vector_work(instructions):
                 yield name, max(1, repeats)
 
 
-# ---- running the library ----------------------------------------------------------------------------------------
+# ---- running the library
+# ----------------------------------------------------------------------------------------
 
 
 def library_path(target: str, core: str) -> Path:
@@ -179,7 +207,7 @@ def library_path(target: str, core: str) -> Path:
     return toolchain.locate() / "ascendnpuir" / "lib" / LIBRARY_OF_TARGET[target].format(core=core)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _index_path(bitcode: Path) -> Path:
     """The index of a bitcode file in our cache, named by the file's content and by the code that reads it."""
     digest = hashlib.sha256(bitcode.read_bytes() + _script().read_bytes()).hexdigest()[:20]
@@ -191,22 +219,23 @@ def _script() -> Path:
 
 
 def trace(calls: list, target: str, core: str) -> list:
-    """Run template calls; `calls` is a list of (template name, arguments), an argument an int or a dict as described
-    in `device_code.py`. Returns a Trace each, in order; `error` is set where the library has no such template or
-    where its body cannot run here. Raises ToolchainMissing."""
+    """Run template calls; `calls` is a list of (template name, arguments), an argument an int or a dict as
+    described in `device_code.py`. Returns a Trace each, in order; `error` is set where the library has no
+    such template or where its body cannot run here. Raises ToolchainMissing.
+    """
     bitcode = library_path(target, core)
     index = _index_path(bitcode)
     folder = index.with_suffix("")
     keys = [hashlib.sha256(json.dumps(c, sort_keys=True).encode()).hexdigest()[:32] for c in calls]
     answers = {k: _read(folder / f"{k}.json") for k in dict.fromkeys(keys)}
-    missing = {k: c for k, c in zip(keys, calls) if answers[k] is None}
+    missing = {k: c for k, c in zip(keys, calls, strict=False) if answers[k] is None}
     if missing:
         index.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True)
-        for key, answer in zip(missing, _ask(bitcode, index, list(missing.values()))):
+        for key, answer in zip(missing, _ask(bitcode, index, list(missing.values())), strict=False):
             answers[key] = answer
             _write(folder / f"{key}.json", answer)
-    return [_as_trace(c[0], answers[k]) for k, c in zip(keys, calls)]
+    return [_as_trace(c[0], answers[k]) for k, c in zip(keys, calls, strict=False)]
 
 
 def _as_trace(template: str, answer: dict) -> Trace:
@@ -223,12 +252,17 @@ def _as_trace(template: str, answer: dict) -> Trace:
 
 
 def _ask(bitcode: Path, index: Path, calls: list) -> list:
-    """Answers for `calls` from one process; a call that ends the process gets an error, the ones after it a new one."""
+    """Answers for `calls` from one process; a call that ends the process gets an error, the ones after it a
+    new one.
+    """
     answers: list = []
     while len(answers) < len(calls):
         rest = calls[len(answers) :]
-        request = {"bitcode": str(bitcode), "index": str(index),
-                   "calls": [{"template": name, "args": args} for name, args in rest]}  # fmt: skip
+        request = {
+            "bitcode": str(bitcode),
+            "index": str(index),
+            "calls": [{"template": name, "args": args} for name, args in rest],
+        }
         done = _run(request)
         got = [json.loads(line) for line in done.stdout.splitlines()]
         answers += got
@@ -241,8 +275,14 @@ def _ask(bitcode: Path, index: Path, calls: list) -> list:
 
 def _run(request: dict) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": str(toolchain.locate())}
-    return subprocess.run([sys.executable, str(_script())], input=json.dumps(request), env=env, text=True,
-                          capture_output=True, timeout=300)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, str(_script())],
+        input=json.dumps(request),
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
 
 
 def _read(path: Path) -> dict | None:
