@@ -253,3 +253,24 @@ def test_the_ascend_950_text_is_audited_too(contiguous):
     assert row(seen, "g", "in").bytes == 128 and row(seen, "y", "out").bytes == 128
     assert row(seen, "g", "in").strides == ((1,) if contiguous else (32,))
     assert seen.totals["vector_instructions"] > 0
+
+
+def test_describe_names_the_changes_that_send_a_row_product_to_the_scalar_unit():
+    tile, column = memref("UB", [64, 128], [128, 1], 32), memref("UB", [64, 1], [1, 1], 32)
+    example = [tile, column, memref("UB", [64, 128], [128, 1], 32, 65536), memref("UB", [512], [1], 32, 131072)]
+    facts = templates.describe("vmul_2d_float", example)
+    assert facts.scalar_path and not facts.base.by_scalar
+    assert {"VMUL.f32", "VBRCB.b32", "MOVEMASK"} <= set(facts.instructions)
+    assert "operand 1 (UB): an element a 32-byte block (24576 elements)" in facts.condition
+    assert "operand 0 (UB): rows off the 32-byte grid" not in facts.condition
+
+
+def test_describe_says_when_a_load_is_a_dma_of_single_elements_and_when_not_a_dma_at_all():
+    facts = templates.describe(
+        "load_gm_to_ubuf_1d_float", [memref("GM", [64], [1], 32), memref("UB", [64], [1], 32), 0, 0, 0]
+    )
+    found = {p.change: (p.bursts, p.scalar) for p in facts.probes}
+    assert found["operand 1 (UB): an element a 32-byte block"] == (64, 0)
+    assert found["operand 0 (GM): an element a 32-byte block"] == (0, 128)  # 64 reads, 64 writes
+    with pytest.raises(KeyError, match="no such template"):
+        templates.describe("no_such_template")
