@@ -163,6 +163,7 @@ def environment(root: Path, figures: Path) -> dict[str, str]:
     return {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # a torch_npu without CANN breaks `import torch` otherwise
         **os.environ,
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # figures become cell outputs
         "PYTHONPATH": os.pathsep.join(paths),
         "WYFAST_FIGURES": str(figures.resolve()),
     }
