@@ -24,7 +24,8 @@ def check_exercise_1(gradient_of_log_decay: Callable) -> None:
         leaf = a.requires_grad_()
         g = chunk_local_cumsum(leaf[None, :, None], chunk_size)[0, :, 0]
         (expected,) = torch.autograd.grad(g, leaf, dg)
-        _expect_equal(gradient_of_log_decay(dg.clone(), chunk_size), expected, f"da, T={T}, chunks of {chunk_size}")
+        da = gradient_of_log_decay(dg.clone(), chunk_size)
+        _expect_equal(da, expected, f"da, T={T}, chunks of {chunk_size}")
 
 
 def check_exercise_2(gradient_without_the_inverse: Callable) -> None:
