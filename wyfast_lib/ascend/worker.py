@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import re
 import select
 import signal
 import struct
@@ -99,7 +100,11 @@ class Worker:
 
     def _tail(self) -> str:
         self.log.seek(0)
-        lines = self.log.read()[-8192:].decode(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
+        lines = self.log.read()[-65536:].decode(errors="replace").strip().splitlines()
+        own = re.compile(
+            r"  File .*(<frozen |ascend/(inside|native)\.py)"
+        )  # frames that say nothing of the cause
+        lines = [line for line in lines if line.strip() and not own.match(line)][-LOG_TAIL_LINES:]
         return ":\n" + "\n".join(lines) if lines else ""
 
     def close(self, kill: bool = False) -> None:
