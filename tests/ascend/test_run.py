@@ -224,6 +224,7 @@ def test_a_launch_costs_a_few_milliseconds():
 def test_a_second_process_finds_the_machine_code_on_disk(fresh_cache):
     compiled = copy_for(torch.float32)
     x, y = torch.randn(64), nans(64)
+    worker.close()
     run(compiled, (x, y, 64), (1,))
     assert len(list((fresh_cache / "native").rglob("*.o"))) == 1
     worker.close()

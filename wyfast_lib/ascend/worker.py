@@ -33,7 +33,7 @@ class Worker:
     """One live worker. `call` sends a request and waits; `close` ends it."""
 
     def __init__(self) -> None:
-        directory = toolchain.locate()
+        self.directory = directory = toolchain.locate()
         self.owner = os.getpid()
         self.log = tempfile.TemporaryFile("a+b")
         self.memory = os.memfd_create("wyfast-tensors")  # the tensors of a run, seen by both processes
@@ -145,6 +145,8 @@ def current() -> Worker:
     global _worker
     if _worker is not None and _worker.owner != os.getpid():
         _worker = None
+    if _worker is not None and _worker.directory != toolchain.directory():
+        close()
     if _worker is None:
         _worker = Worker()
     return _worker
