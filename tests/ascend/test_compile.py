@@ -1,7 +1,9 @@
 """compile_kernel: facts of the Ascend compiler that the workbook teaches, errors, and the cache."""
 
 import linecache
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -143,6 +145,33 @@ def test_a_module_that_ends_the_worker_is_an_error_and_the_next_call_works(tmp_p
     with pytest.raises(WorkerCrashed, match="(?s)SIGABRT.*last words"):
         compile_kernel(f"{path}:k", {"x": "*fp32"}, {})
     compile_kernel(teaching.copy_kernel, {"x": "*fp16", "y": "*fp16", "T": "i32"}, {"BT": 32}, cache=False)
+
+
+def test_a_worker_that_died_while_idle_is_replaced_without_an_error():
+    arguments = teaching.copy_kernel, {"x": "*fp16", "y": "*fp16", "T": "i32"}, {"BT": 32}
+    compile_kernel(*arguments, cache=False)
+    first = worker.current()
+    first.process.kill()
+    first.process.wait()
+    compile_kernel(*arguments, cache=False)
+    assert worker.current() is not first
+
+
+def test_an_interrupt_from_the_keyboard_leaves_an_idle_worker_alone():
+    live = worker.current()
+    os.kill(live.process.pid, signal.SIGINT)
+    arguments = teaching.copy_kernel, {"x": "*fp16", "y": "*fp16", "T": "i32"}, {"BT": 32}
+    compile_kernel(*arguments, cache=False)
+    assert worker.current() is live
+
+
+def test_a_worker_that_hangs_is_ended(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(60)\ndef k(x):\n    pass\n")
+    source = sources.find(f"{path}:k")
+    request = {"module": "", "file": source.file, "name": "k", "target": A2}
+    with pytest.raises(WorkerCrashed, match="did not answer"):
+        worker.call("compile", timeout=0.5, **request)
 
 
 def test_what_a_module_prints_does_not_break_the_protocol(tmp_path):

@@ -67,6 +67,11 @@ class Compiled:
     from_cache: bool = False
 
     @property
+    def warnings(self) -> list[str]:
+        """The notes that say the compiler gave up an optimisation to make the kernel fit; [] is good."""
+        return [note for note in self.notes if "[NOTE]" in note or "revert" in note]
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the parameters that are passed at run time, in order."""
         return tuple(name for name, kind in self.signature.items() if kind != "constexpr")

@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -291,6 +292,7 @@ def handle(request: dict) -> dict:
 def main(reply: int, memory: int, directory: str) -> None:
     """Answer requests from stdin on the file descriptor `reply` until stdin closes."""
     faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns this one; it ends us
     requests = os.fdopen(os.dup(0), "rb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -46,6 +46,7 @@ class Worker:
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=(reply_write, self.memory),
+                start_new_session=True,  # a group of its own, so that a compiler it runs ends with it
                 env=_environment(directory),
             )
         finally:
@@ -70,10 +71,10 @@ class Worker:
                 f"the Ascend worker {self._end()} while it handled {request['do']!r}{self._tail()}"
             ) from None
         except TimeoutError:
+            tail = self._tail()
             self.close(kill=True)
             raise WorkerCrashed(
-                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended"
-                f"{self._tail()}"
+                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended{tail}"
             ) from None
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -118,7 +119,7 @@ class Worker:
         try:
             self.process.wait(timeout=0 if kill else 2)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         if self.reply is not None:
             os.close(self.reply)
@@ -145,8 +146,10 @@ def current() -> Worker:
     global _worker
     if _worker is not None and _worker.owner != os.getpid():
         _worker = None
-    if _worker is not None and _worker.directory != toolchain.directory():
-        close()
+    if _worker is not None and (
+        _worker.process.poll() is not None or _worker.directory != toolchain.directory()
+    ):
+        close()  # it died while idle, or another toolchain was chosen
     if _worker is None:
         _worker = Worker()
     return _worker
@@ -174,8 +177,11 @@ def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOU
             _worker.close(kill=True)
             _worker = None
             raise
-    if error := reply.get("error"):
-        raise CompileError(error["message"], error["stage"])
+        if error := reply.get("error"):
+            diagnostics = (
+                _worker._tail() if error["stage"] in ("ttir", "native", do) else ""
+            )  # MLIR prints them
+            raise CompileError(error["message"] + diagnostics, error["stage"])
     return reply
 
 
