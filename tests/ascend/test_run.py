@@ -80,6 +80,18 @@ def test_a_dot_with_a_transposed_operand_is_right_both_ways(dtype, load_transpos
     assert error_ratio(y, a.double().t() @ b.double()) < 2e-6
 
 
+@pytest.mark.parametrize("dtype", POINTER)
+def test_a_dot_sums_in_order_in_float32_and_is_the_same_to_the_last_bit_everywhere(dtype):
+    a, b, y = torch.randn(64, 64).to(dtype), torch.randn(64, 32).to(dtype), nans(64, 32)
+    constexprs = {"BT": 64, "K": 32, "LOAD_TRANSPOSED": False}
+    signature = {"a": POINTER[dtype], "b": POINTER[dtype], "y": "*fp32"}
+    run(compile_kernel(teaching.transposed_dot_kernel, signature, constexprs), (a, b, y), (1,))
+    total = torch.zeros(64, 32)
+    for left, right in zip(a.float(), b.float(), strict=True):
+        total += left[:, None] * right[None, :]
+    assert torch.equal(y, total)
+
+
 def test_a_tile_carried_through_a_loop_is_right_and_its_buffers_are_freed():
     T, K = 160, 32
     x, y = torch.randn(T, K).bfloat16(), nans(3, K, K)
