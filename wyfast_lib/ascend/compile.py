@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wyfast_lib.ascend import sources, toolchain, worker
-from wyfast_lib.ascend.errors import CompileError, MemoryOverflowError, UBOverflowError
+from wyfast_lib.ascend.errors import CompileError, MemoryOverflowError, UBOverflowError, last_lines
 
 #: Target -> (compiler program, whether it is arch35: Ascend 950).
 TARGETS = {"Ascend910B2": ("bishengir-compile", False), "Ascend950PR_9589": ("bishengir-compile-a5", True)}
@@ -65,6 +65,11 @@ class Compiled:
     l0c_peak: int = 0
     workspace_bytes: int | None = None
     from_cache: bool = False
+
+    @property
+    def warnings(self) -> list[str]:
+        """The notes that say the compiler gave up an optimisation to make the kernel fit; [] is good."""
+        return [note for note in self.notes if "[NOTE]" in note or "revert" in note]
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -179,7 +184,7 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
             )
         else:
             problem = CompileError(
-                f"{name} {_how(request['compiler'], reply['status'])}:\n{_tail(log)}", "hivm"
+                f"{name} {_how(request['compiler'], reply['status'])}:\n{last_lines(log)}", "hivm"
             )
         problem.ttir, problem.linalg = reply["ttir"], reply["linalg"]
         raise problem
@@ -205,13 +210,6 @@ def _how(compiler: str, status: int) -> str:
     if status < 0:
         return f"crashes {compiler} ({signal.Signals(-status).name})"
     return f"fails in {compiler} (status {status})"
-
-
-def _tail(log: str) -> str:
-    """The last lines that say something: no stack frames, no request for bug reports."""
-    noise = re.compile(r"#\d+ |Stack dump|PLEASE submit|.*Program arguments|.*\bhivmc")
-    lines = [line for line in log.strip().splitlines() if line.strip()]
-    return "\n".join(([line for line in lines if not noise.match(line.strip())] or lines)[-12:])
 
 
 def _workspace(hivm: str) -> int | None:

@@ -89,11 +89,22 @@ def _from_text(text: str) -> KernelSource:
         path, module = _module_file(place), place
         if path is None:
             raise ValueError(f"kernel: no module {place} with a source file on sys.path")
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            names = tuple(a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
-            return KernelSource(module, str(path), name, digest(str(path), module), names)
-    raise ValueError(f"kernel: {path.name} defines no function {name}")
+    stat = path.stat()
+    functions = _functions(str(path), stat.st_mtime_ns, stat.st_size)
+    if name not in functions:
+        raise ValueError(f"kernel: {path.name} defines no function {name}")
+    return KernelSource(module, str(path), name, digest(str(path), module), functions[name])
+
+
+@functools.lru_cache(maxsize=256)
+def _functions(file: str, mtime: int, size: int) -> dict[str, tuple[str, ...]]:
+    """{function: its parameters} at the top of a file. mtime and size: cache keys."""
+    found = {}
+    for node in ast.parse(Path(file).read_bytes()).body:
+        if isinstance(node, ast.FunctionDef):
+            parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            found[node.name] = tuple(parameter.arg for parameter in parameters)
+    return found
 
 
 def _module_file(module: str) -> Path | None:
