@@ -89,6 +89,8 @@ def test_scaling_rows_by_a_padded_vector_runs_on_the_scalar_unit_element_by_elem
     assert len(fast) == 1 and fast[0].scalar == 0 and fast[0].repeats >= 64 * 128 * 4 // 256
     assert {"VBRCB.b32", "VMUL.f32"} <= set(dict(fast[0].instructions))  # the vector unit's own row broadcast
     assert padded.scalar_rows and not dense.scalar_rows
+    facts = templates.describe(slow[0].template, slow[0].arguments)  # the very call of the audit
+    assert facts.base.by_scalar and facts.condition.startswith("the example call itself: 24576 elements")
 
 
 # ---- sizes at run-time values ----
@@ -110,7 +112,7 @@ def test_an_address_read_from_memory_is_followed_when_its_values_are_given():
     seen = audit(compiled, {"table": [7, 3], "grid": (2,), "program": 1})
     assert row(seen, "table", "in").bytes == 8
     assert row(seen, "x", "in").bytes == 64 * 4
-    with pytest.raises(KeyError, match="'tables' is no run-time argument"):
+    with pytest.raises(ValueError, match="'tables' is no run-time argument"):
         audit(compiled, {"tables": [7, 3]})
 
 
@@ -257,7 +259,12 @@ def test_the_ascend_950_text_is_audited_too(contiguous):
 
 def test_describe_names_the_changes_that_send_a_row_product_to_the_scalar_unit():
     tile, column = memref("UB", [64, 128], [128, 1], 32), memref("UB", [64, 1], [1, 1], 32)
-    example = [tile, column, memref("UB", [64, 128], [128, 1], 32, 65536), memref("UB", [512], [1], 32, 131072)]
+    example = [
+        tile,
+        column,
+        memref("UB", [64, 128], [128, 1], 32, 65536),
+        memref("UB", [512], [1], 32, 131072),
+    ]
     facts = templates.describe("vmul_2d_float", example)
     assert facts.scalar_path and not facts.base.by_scalar
     assert {"VMUL.f32", "VBRCB.b32", "MOVEMASK"} <= set(facts.instructions)
@@ -272,5 +279,5 @@ def test_describe_says_when_a_load_is_a_dma_of_single_elements_and_when_not_a_dm
     found = {p.change: (p.bursts, p.scalar) for p in facts.probes}
     assert found["operand 1 (UB): an element a 32-byte block"] == (64, 0)
     assert found["operand 0 (GM): an element a 32-byte block"] == (0, 128)  # 64 reads, 64 writes
-    with pytest.raises(KeyError, match="no such template"):
+    with pytest.raises(ValueError, match="no such template"):
         templates.describe("no_such_template")

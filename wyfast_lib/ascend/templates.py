@@ -202,7 +202,7 @@ def _vector_work(instructions):
 
 @dataclass(frozen=True)
 class Probe:
-    """One change of an example call and what it does: `scalar` elements on the scalar unit, `bursts` of DMA."""
+    """One change of an example call and its effect: `scalar` elements on the scalar unit, DMA `bursts`."""
 
     change: str
     scalar: int
@@ -240,10 +240,12 @@ class TemplateFacts:
         return "; ".join(found) if found else "none of the probed changes"
 
 
-def describe(template: str, arguments: list | None = None, target: str = "Ascend910B2", core: str = "aiv"):
+def describe(
+    template: str, arguments: list | tuple | None = None, target: str = "Ascend910B2", core: str = "aiv"
+):
     """TemplateFacts of a template: what its body can issue, and, given the arguments of an example call (as
     `trace` takes them), which single changes of strides and addresses send it to the scalar unit. Every
-    answer is a run of the body. Raises KeyError for a template that the library has not, ToolchainMissing
+    answer is a run of the body. Raises ValueError for a template that the library has not, ToolchainMissing
     without a toolchain.
     """
     bitcode = library_path(target, core)
@@ -253,18 +255,19 @@ def describe(template: str, arguments: list | None = None, target: str = "Ascend
             [(template, [])] if arguments is None else [(template, arguments)], target, core
         )  # makes the index
     if not index.exists():
-        raise KeyError(f"{template}: the library of {target} cannot be read")
+        raise ValueError(f"{template}: the library of {target} cannot be read")
     base = sqlite3.connect(index)
     items = device_code.closure(base, [f"_mlir_ciface_{template}"])
     base.close()
     if f"_mlir_ciface_{template}" not in items:
-        raise KeyError(f"{template}: no such template in {bitcode.name}")
+        raise ValueError(f"{template}: no such template in {bitcode.name}")
     instructions = sorted(n.removeprefix("llvm.hivm.") for n in items if n.startswith("llvm.hivm."))
     scalar = sorted(
         n for n, (kind, body) in items.items() if kind == "define" and device_code.touches_memory(body)
     )
     if arguments is None:
         return TemplateFacts(template, tuple(instructions), tuple(scalar))
+    arguments = list(arguments)
     changes = list(_changes(arguments))
     first, *rest = trace([(template, a) for _, a in [("", arguments), *changes]], target, core)
     probes = tuple(
@@ -275,7 +278,7 @@ def describe(template: str, arguments: list | None = None, target: str = "Ascend
     return TemplateFacts(template, tuple(instructions), tuple(scalar), first, probes)
 
 
-def _changes(arguments: list):
+def _changes(arguments):
     """(text, arguments) with one memref property changed: inner stride, row stride, order, alignment."""
     for i, operand in enumerate(arguments):
         if not isinstance(operand, dict) or 0 in operand["sizes"] or not operand["sizes"]:
