@@ -53,7 +53,9 @@ def audit(
     traces = _traces(groups, compiled.target) if device else {}
     rows = [make_row(key, group, traces.get(key), names) for key, group in groups.items()]
     own_minimum, directions = distinct(walks, names)
+    unwritten = _unwritten(walks)
     notes = _notes(walks, rows, traces, compiled)
+    notes += [f"MISCOMPILED: {text}" for text in unwritten]
     if isinstance(minimum, int):
         minimum = {"all": minimum}
     plan = {
@@ -75,6 +77,7 @@ def audit(
         minimum=own_minimum if minimum is None else dict(minimum),
         directions=directions,
         notes=notes,
+        unwritten=unwritten,
     )
 
 
@@ -185,6 +188,29 @@ def _traces(groups: dict, target: str) -> dict:
         if calls:
             found.update(zip(keys, templates.trace(calls, target, core), strict=False))
     return found
+
+
+def _unwritten(walks: list) -> list:
+    """Buffers that a template reads and that nothing of the same core writes.
+
+    The first memref of a call with two or more is read; any other may be written. Outlined vector
+    functions may write what they get.
+    """
+    found = {}
+    for w in walks:
+        written, read = set(), {}
+        for event in w.walk.events:
+            views = [o for o in event.operands if isinstance(o, walk.View)]
+            first = views[0] if len(views) > 1 and not event.vector_ops else None
+            if first is not None and first.alloc:
+                read.setdefault(first.alloc, (w.core, event.template, first))
+            written |= {v.alloc for v in views if v is not first}
+        found.update({line: use for line, use in read.items() if line not in written})
+    return [
+        f"{core}: {template} reads a {'x'.join(map(str, view.shape))} {view.dtype} tile in {view.space} that nothing "
+        f"writes (buffer of HIVM line {line})"
+        for line, (core, template, view) in sorted(found.items())
+    ]
 
 
 def _syncs(walks: list) -> Counter:

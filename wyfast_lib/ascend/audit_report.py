@@ -83,6 +83,9 @@ class Audit:
     minimum: dict  # argument -> bytes that must cross global memory once
     directions: dict  # argument -> "in", "out" or "in+out"
     notes: list = field(default_factory=list)
+    unwritten: list = field(
+        default_factory=list
+    )  # tiles that are read and never written: the compiler lost a load
 
     # ---- totals
     # -----------------------------------------------------------------------------------------------------
