@@ -122,7 +122,7 @@ def check_factor(
     """Error ratio of A against the float64 factor of these inputs.
 
     The backward of `wy_fast` is the true gradient only when A is the factor of the same (k, beta, g). A
-    factor kept in half precision gives about that dtype's rounding error (1e-3 in bfloat16). A value well
+    factor kept in half precision gives about that dtype's rounding error (1e-3 in bfloat16); a value well
     above means that A belongs to other inputs (about 1), to another chunk size, or to a gate in log2 instead
     of natural log (a few percent at usual gates).
 
