@@ -56,6 +56,10 @@ class Strided:
         """[B, T, H, BT] -> [B * count, H, rows, rows]: past the tail there is no column."""
         return self.tiles(A[..., : self.shape[1]])
 
+    def gate(self, g: torch.Tensor) -> torch.Tensor:
+        """[B, T, H] -> [B * count, H, rows]"""
+        return self.tiles(g)
+
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
         """Write tiles [B * count, h, rows, ...] to their tokens of out [B, T, h, ...]."""
         target = out[:, self.tokens].unflatten(1, self.shape).transpose(2, 3)
@@ -77,6 +81,11 @@ class Packed:
     def factor(self, A: torch.Tensor) -> torch.Tensor:
         """[1, T, H, BT] -> [n, H, BT, BT], zero past the tail in both directions."""
         return self.tiles(A).masked_fill_(~self.valid[:, None, None, :], 0)
+
+    def gate(self, g: torch.Tensor) -> torch.Tensor:
+        """[1, T, H] -> [n, H, BT]; past the tail the last gate again, for exp(0 - g) would overflow."""
+        last = self.index.gather(1, self.valid.sum(1, keepdim=True) - 1)
+        return g[0, torch.where(self.valid, self.index, last)].transpose(1, 2)
 
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
         """Write tiles [n, h, BT, ...] to their tokens of out [1, T + 1, h, ...], absent rows to the spare."""
@@ -153,7 +162,7 @@ def backward(k, v, beta, A, g, dw, du, chunks):
         for block in blocks(A, max(K, V), chunks):
             write = block.tiles(beta).to(work.dtype).contiguous()
             n, _, r = write.shape
-            gate = None if g is None else block.tiles(g).to(work.dtype).contiguous()
+            gate = None if g is None else block.gate(g).to(work.dtype).contiguous()
             keys = gather(block.tiles(k), work("k", n, H, r, K))
             factor = gather(block.factor(A), work("A", n, H, r, r))
             others = (
