@@ -207,8 +207,8 @@ def _unwritten(walks: list) -> list:
             written |= {v.alloc for v in views if v is not first}
         found.update({line: use for line, use in read.items() if line not in written})
     return [
-        f"{core}: {template} reads a {'x'.join(map(str, view.shape))} {view.dtype} tile in {view.space} that nothing "
-        f"writes (buffer of HIVM line {line})"
+        f"{core}: {template} reads a {'x'.join(map(str, view.shape))} {view.dtype} tile in {view.space} "
+        f"that nothing writes (buffer of HIVM line {line})"
         for line, (core, template, view) in sorted(found.items())
     ]
 
