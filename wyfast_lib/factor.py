@@ -123,8 +123,8 @@ def check_factor(
 
     The backward of `wy_fast` is the true gradient only when A is the factor of the same (k, beta, g). A
     factor kept in half precision gives about that dtype's rounding error (1e-3 in bfloat16); a value well
-    above means that A belongs to other inputs (about 1), to another chunk size, or to a gate in log2 instead of
-    natural log (a few percent at usual gates).
+    above means that A belongs to other inputs (about 1), to another chunk size, or to a gate in log2 instead
+    of natural log (a few percent at usual gates).
 
     Args:
         A: [B, T, H, BT]; k: [B, T, Hg, K]; beta: [B, T, H]; g: [B, T, H] or None; cu_seqlens as in `wy_fast`.

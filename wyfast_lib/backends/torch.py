@@ -1,13 +1,14 @@
 """The operator in plain PyTorch: any device, any width, float64 too; the default on CPUs.
 
-Chunks of all heads are gathered into one batch of matrix products, a block of chunks at a time so that a
-CPU's cache holds what one block needs. Scales that belong to rows of k and v (beta, exp(g)) are moved onto the
-[BT, BT] factor beside them, which is the smaller operand. Products run in float32 (float64 when an input
-is), whatever the inputs' dtype, and obey torch's own precision setting (IEEE unless the user asks for TF32).
+Chunks of all heads are gathered into one batch of matrix products, a block of chunks at a time, through
+buffers that all blocks of a call share: what one block needs stays in a CPU's cache, and no block pays for
+fresh pages. Products run in float32 (float64 when an input is), whatever the inputs' dtype, and obey torch's
+own precision setting (IEEE unless the user asks for TF32).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -28,63 +29,66 @@ def check_call(k, v, beta, A, g, gk, chunks, needs_grad) -> None:
     """Nothing that `wyfast_lib.checks` accepts is refused here."""
 
 
+class Workspace:
+    """Named buffers of one call, one dtype; a name asked for again gives the same memory."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.dtype, self.device, self.buffers = dtype, device, {}
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        size = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self.buffers[name][:size].view(shape)
+
+
 class Strided:
     """`count` consecutive chunks of `rows` tokens in each batch row, the first at token `first`."""
 
     def __init__(self, first: int, count: int, rows: int):
         self.tokens, self.shape = slice(first, first + count * rows), (count, rows)
 
-    def take(self, x: torch.Tensor, dtype: torch.dtype, group: int = 1) -> torch.Tensor:
-        """[B, T, h, ...] -> contiguous [h * group * B * count, rows, ...], each head repeated group times."""
-        return _heads_first(x[:, self.tokens].unflatten(1, self.shape), dtype, group)
+    def tiles(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, h, ...] -> view [B * count, h, rows, ...] (a copy when B > 1 and B and T do not merge)."""
+        return x[:, self.tokens].unflatten(1, self.shape).flatten(0, 1).transpose(1, 2)
 
-    def take_factor(self, A: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[B, T, H, BT] -> [H * B * count, rows, rows]: past the tail there is no column."""
-        return self.take(A[..., : self.shape[1]], dtype)
+    def factor(self, A: torch.Tensor) -> torch.Tensor:
+        """[B, T, H, BT] -> [B * count, H, rows, rows]: past the tail there is no column."""
+        return self.tiles(A[..., : self.shape[1]])
 
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
-        """Write tiles [h * B * count, rows, ...] to their tokens of out [B, T, h, ...]."""
-        target = out[:, self.tokens].unflatten(1, self.shape).movedim(3, 0)
+        """Write tiles [B * count, h, rows, ...] to their tokens of out [B, T, h, ...]."""
+        target = out[:, self.tokens].unflatten(1, self.shape).transpose(2, 3)
         target.copy_(tiles.view(target.shape))
 
 
 class Packed:
-    """The chunks [first, last) of packed sequences: gathered by token, short ones filled with zero rows."""
+    """Some chunks of packed sequences: gathered by token, short ones filled with zero rows."""
 
     def __init__(self, tokens: torch.Tensor, valid: torch.Tensor):
-        self.tokens, self.valid = tokens, valid
+        self.index, self.valid = tokens, valid
 
-    def take(self, x: torch.Tensor, dtype: torch.dtype, group: int = 1) -> torch.Tensor:
-        """[1, T, h, ...] -> contiguous [h * group * n, BT, ...], each head repeated group times."""
-        tiles = x[0, self.tokens]  # [n, BT, h, ...]
+    def tiles(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, T, h, ...] -> [n, h, BT, ...]"""
+        tiles = x[0, self.index]
         absent = ~self.valid.view(*self.valid.shape, *[1] * (tiles.dim() - 2))
-        return _heads_first(tiles.masked_fill_(absent, 0)[None], dtype, group)
+        return tiles.masked_fill_(absent, 0).transpose(1, 2)
 
-    def take_factor(self, A: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[1, T, H, BT] -> [H * n, BT, BT], zero past the tail in both directions."""
-        tiles = self.take(A, dtype).unflatten(0, (A.shape[2], -1))
-        return tiles.masked_fill_(~self.valid[None, :, None, :], 0).flatten(0, 1)
+    def factor(self, A: torch.Tensor) -> torch.Tensor:
+        """[1, T, H, BT] -> [n, H, BT, BT], zero past the tail in both directions."""
+        return self.tiles(A).masked_fill_(~self.valid[:, None, None, :], 0)
 
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
-        """Write tiles [h * n, BT, ...] to their tokens of out [1, T, h, ...]; out has a spare token at its end."""
-        rows = tiles.unflatten(0, (out.shape[2], -1)).movedim(0, 2).flatten(0, 1)
-        target = torch.where(self.valid, self.tokens, out.shape[1] - 1).flatten()
-        out[0].index_copy_(0, target, rows.to(out.dtype))
+        """Write tiles [n, h, BT, ...] to their tokens of out [1, T + 1, h, ...], absent rows to the spare."""
+        target = torch.where(self.valid, self.index, out.shape[1] - 1).flatten()
+        out[0].index_copy_(0, target, tiles.transpose(1, 2).flatten(0, 1).to(out.dtype))
 
 
-def _heads_first(tiles: torch.Tensor, dtype: torch.dtype, group: int) -> torch.Tensor:
-    """[B, n, rows, h, ...] -> contiguous [h * group * B * n, rows, ...] in dtype, in one copy."""
-    view = tiles.movedim(3, 0).unsqueeze(1)
-    view = view.expand(view.shape[0], group, *view.shape[2:])
-    out = torch.empty(view.shape, dtype=dtype, device=view.device)
-    return out.copy_(view).flatten(0, 3)
-
-
-def blocks(x: torch.Tensor, A: torch.Tensor, chunks: ChunkTable | None) -> Iterator[Strided | Packed]:
-    """Blocks of equally long chunks that together hold every token; x is the wider of k and v over H heads."""
+def blocks(A: torch.Tensor, width: int, chunks: ChunkTable | None) -> Iterator[Strided | Packed]:
+    """Blocks of equally long chunks that together hold every token; width is the larger of K and V."""
     B, T, H, BT = A.shape
-    budget = CPU_BLOCK if x.device.type == "cpu" else DEVICE_BLOCK
-    step = max(1, budget // (B * H * BT * x.shape[3]))
+    budget = CPU_BLOCK if A.device.type == "cpu" else DEVICE_BLOCK
+    step = max(1, budget // (B * H * BT * width))
     if chunks is not None:
         tokens, valid = chunks.rows()
         for i in range(0, chunks.num_chunks, step):
@@ -103,80 +107,99 @@ def compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def new_output(like: torch.Tensor, heads: int, width: int | None, chunks: ChunkTable | None) -> torch.Tensor:
-    """Empty [B, T, heads(, width)] of like's dtype; packed outputs get a spare token that absent rows go to."""
-    B, T = like.shape[:2]
-    return like.new_empty(B, T + (chunks is not None), heads, *([] if width is None else [width]))
+def new_output(like: torch.Tensor, heads: int, chunks: ChunkTable | None) -> torch.Tensor:
+    """Empty [B, T, heads, ...] of like's dtype; packed outputs get a spare token that absent rows go to."""
+    return like.new_empty(like.shape[0], like.shape[1] + (chunks is not None), heads, *like.shape[3:])
+
+
+def gather(tiles: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Copy tiles [n, h, rows, D] to out [n, h * group, rows, D], each head group times, rows times scale."""
+    n, h, *rest = tiles.shape
+    source, target = tiles.unsqueeze(2), out.view(n, h, -1, *rest)
+    if scale is None:
+        target.copy_(source.expand(target.shape))
+    else:
+        torch.mul(source, scale.view(n, h, -1, rest[0], 1), out=target)
+    return out.flatten(0, 1)
 
 
 def forward(k, v, beta, A, g, gk, chunks):
     """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`."""
-    T, H, Hg = A.shape[1], A.shape[2], k.shape[2]
-    dtype = compute_dtype(k, v, beta, A, g, gk)
-    w, u = new_output(k, H, k.shape[3], chunks), new_output(v, H, v.shape[3], chunks)
+    T, H, K, V = A.shape[1], A.shape[2], k.shape[3], v.shape[3]
+    work = Workspace(compute_dtype(k, v, beta, A, g, gk), k.device)
+    w, u = new_output(k, H, chunks), new_output(v, H, chunks)
     with torch.autocast(k.device.type, enabled=False):
-        for block in blocks(v if v.shape[3] > k.shape[3] else k, A, chunks):
-            keys = block.take(k, dtype, H // Hg)
+        for block in blocks(A, max(K, V), chunks):
+            write = block.tiles(beta).to(work.dtype)
+            n, _, r = write.shape
+            factor = gather(block.factor(A), work("factor", n, H, r, r))
+            values = gather(block.tiles(v), work("tile", n, H, r, V), write)
+            block.put(u, torch.bmm(factor, values, out=work("product", n * H, r, V)).view(n, H, r, V))
+            read = write if g is None else write * block.tiles(g).to(work.dtype).exp()
+            keys = gather(block.tiles(k), work("tile", n, H, r, K), read)
             if gk is not None:
-                keys.mul_(block.take(gk, dtype, H // Hg).exp_())
-            factor = block.take_factor(A, dtype)
-            factor.mul_(block.take(beta, dtype)[:, None, :])
-            block.put(u, torch.bmm(factor, block.take(v, dtype)))
-            if g is not None:
-                factor.mul_(block.take(g, dtype).exp_()[:, None, :])
-            block.put(w, torch.bmm(factor, keys))
+                keys.mul_(gather(block.tiles(gk), work("gk", n, H, r, K)).exp_())
+            block.put(w, torch.bmm(factor, keys, out=work("product", n * H, r, K)).view(n, H, r, K))
     return w[:, :T], u[:, :T]
 
 
 def backward(k, v, beta, A, g, dw, du, chunks):
     """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
-    T, H, Hg = A.shape[1], A.shape[2], k.shape[2]
-    dtype = compute_dtype(k, v, beta, A, g)
-    dk, dv = new_output(k, Hg, k.shape[3], chunks), new_output(v, H, v.shape[3], chunks)
-    dbeta = new_output(beta, H, None, chunks)
-    dg = None if g is None else new_output(g, H, None, chunks)
+    T, H, Hg, K, V = A.shape[1], A.shape[2], k.shape[2], k.shape[3], v.shape[3]
+    work = Workspace(compute_dtype(k, v, beta, A, g), k.device)
+    dk, dv, dbeta = new_output(k, Hg, chunks), new_output(v, H, chunks), new_output(beta, H, chunks)
+    dg = None if g is None else new_output(g, H, chunks)
     with torch.autocast(k.device.type, enabled=False):
-        for block in blocks(v if v.shape[3] > k.shape[3] else k, A, chunks):
-            tiles = chunk_adjoint(
-                block.take(k, dtype, H // Hg),
-                block.take_factor(A, dtype),
-                None if g is None else block.take(g, dtype),
-                *(block.take(x, dtype) for x in (v, beta, dw, du)),
+        for block in blocks(A, max(K, V), chunks):
+            write = block.tiles(beta).to(work.dtype).contiguous()
+            n, _, r = write.shape
+            gate = None if g is None else block.tiles(g).to(work.dtype).contiguous()
+            keys = gather(block.tiles(k), work("k", n, H, r, K))
+            factor = gather(block.factor(A), work("A", n, H, r, r))
+            others = (
+                gather(block.tiles(x), work(name, n, H, r, x.shape[3]))
+                for name, x in (("v", v), ("dw", dw), ("du", du))
             )
-            grouped = tiles[0].unflatten(0, (Hg, H // Hg, -1))
-            summed = grouped.flatten(0, 2) if H == Hg else grouped.sum(1).flatten(0, 1)
-            for out, tile in zip((dk, dv, dbeta, dg), (summed, *tiles[1:]), strict=True):
+            flat = (None if x is None else x.flatten(0, 1) for x in (gate, write))
+            tiles = [x if x is None else x.view(n, H, *x.shape[1:])
+                     for x in chunk_adjoint(work, keys, factor, *flat, *others)]
+            if H != Hg:
+                tiles[0] = tiles[0].view(n, Hg, H // Hg, r, K).sum(2)
+            for out, tile in zip((dk, dv, dbeta, dg), tiles, strict=True):
                 if out is not None:
                     block.put(out, tile)
     return tuple(None if x is None else x[:, :T] for x in (dk, dv, dbeta, dg))
 
 
-def chunk_adjoint(k, A, g, v, beta, dw, du):
-    """The row form of the adjoint for n chunks: k, dw [n, r, K]; v, du [n, r, V]; beta, g [n, r]; A [n, r, r].
+def chunk_adjoint(work, k, A, g, beta, v, dw, du):
+    """The row form of the adjoint: k, dw [n, r, K]; v, du [n, r, V]; beta, g [n, r]; A [n, r, r].
 
-    Returns dk, dv, dbeta, dg (None when g is). With N = -(A^T dA A^T) exp(g[i] - g[j]) below the diagonal and
-    Z = e^g A^T dw + N k, Y = N^T (beta k), Q = A^T du, every scalar gradient is a row sum of a product that
-    dk = beta Z + Y or dv = beta Q needs anyway, so k k^T is never formed.
+    Returns dk, dv, dbeta, dg (None when g is), in buffers of `work`. With N = -(A^T dA A^T) exp(g[i] - g[j])
+    below the diagonal and Z = e^g A^T dw + N k, Y = N^T (beta k), Q = A^T du, every scalar gradient is a row
+    sum of a product that dk = beta Z + Y or dv = beta Q needs anyway, so k k^T is never formed.
     """
     eg = None if g is None else g.exp()
-    inner = torch.bmm(dw, k.mT)
+    inner = torch.bmm(dw, k.mT, out=work("inner", *A.shape))
     if g is not None:
         inner.mul_(eg[:, None, :])
     inner.baddbmm_(du, v.mT)  # dA without the column factor beta, which goes to A^T on its right
-    N = torch.bmm(torch.bmm(A.mT, inner), (A * beta[:, None, :]).mT)
+    scaled = torch.mul(A, beta[:, None, :], out=work("scaled", *A.shape))
+    N = torch.bmm(torch.bmm(A.mT, inner, out=work("half", *A.shape)), scaled.mT, out=inner)
     above = torch.ones(N.shape[-2:], dtype=torch.bool, device=N.device).triu()
     if g is not None:
         # The exponent is masked, not the product: above the diagonal exp may be infinite.
-        N.mul_((g[:, :, None] - g[:, None, :]).masked_fill_(above, -torch.inf).exp_())
-    N = N.masked_fill_(above, 0).neg_()
-    Q = torch.bmm(A.mT, du)
-    Z = torch.bmm((A if eg is None else A * eg[:, None, :]).mT, dw).baddbmm_(N, k)
-    Y = torch.bmm((N * beta[:, :, None]).mT, k)
-    from_keys = _row_dot(Z, k)
-    dbeta = from_keys + _row_dot(Q, v)
-    dg = None if g is None else beta * from_keys - _row_dot(Y, k)
+        decay = torch.sub(g[:, :, None], g[:, None, :], out=work("half", *A.shape))
+        N.mul_(decay.masked_fill_(above, -torch.inf).exp_())
+    N.masked_fill_(above, 0).neg_()
+    Q = torch.bmm(A.mT, du, out=work("Q", *du.shape))
+    weighted = A if eg is None else torch.mul(A, eg[:, None, :], out=scaled)
+    Z = torch.bmm(weighted.mT, dw, out=work("Z", *k.shape)).baddbmm_(N, k)
+    Y = torch.bmm(torch.mul(N, beta[:, :, None], out=work("half", *A.shape)).mT, k, out=work("Y", *k.shape))
+
+    def row_dot(a, b):
+        return torch.mul(a, b, out=work("dot", *a.shape)).sum(-1)
+
+    from_keys = row_dot(Z, k)
+    dbeta = from_keys + row_dot(Q, v)
+    dg = None if g is None else beta * from_keys - row_dot(Y, k)
     return Y.addcmul_(beta[..., None], Z), Q.mul_(beta[..., None]), dbeta, dg
-
-
-def _row_dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a * b).sum(-1)
