@@ -271,7 +271,7 @@ CELLS = (
 @pytest.mark.parametrize("interpret", ["0", "1"])
 def test_a_kernel_of_a_notebook_cell_compiles_with_its_helpers_and_constants(interpret, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
-    session = {"__name__": "__main__"}
+    session = {"__name__": "__main__", "x": torch.zeros(1), "o": [2]}  # names that the kernel has of its own
     for number, text in enumerate(CELLS):
         name = f"<cell {number}>"
         monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
