@@ -97,6 +97,13 @@ def test_both_targets_compile_without_a_retry(target):
     assert "linalg.matmul" in compiled.linalg
 
 
+def test_a_flag_of_the_caller_takes_the_place_of_ours():
+    arguments = teaching.large_tile_kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"}, {"BT": 2048}
+    twice = compile_kernel(*arguments)
+    once = compile_kernel(*arguments, flags=("--enable-auto-multi-buffer=False",))
+    assert 0 < once.ub_peak < twice.ub_peak
+
+
 def test_no_text_carries_a_path_of_this_machine():
     compiled = compile_kernel(teaching.gate_load_kernel, GATE, {"HV": 8, "BT": 64, "G_T_CONTIG": False})
     for text in (compiled.ttir, compiled.linalg, compiled.hivm, *compiled.notes):
