@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,13 +173,17 @@ def test_an_interrupt_from_the_keyboard_leaves_an_idle_worker_alone():
     assert worker.current() is live
 
 
-def test_a_worker_that_hangs_is_ended(tmp_path):
+def test_a_worker_that_hangs_is_ended_and_leaves_no_temporary_files(tmp_path):
     path = tmp_path / "slow.py"
-    path.write_text("import time\ntime.sleep(60)\ndef k(x):\n    pass\n")
+    path.write_text(
+        "import tempfile, time\nfolder = tempfile.mkdtemp()\ntime.sleep(60)\ndef k(x):\n    pass\n"
+    )
+    scratch = Path(worker.current().scratch.name)
     source = sources.find(f"{path}:k")
     request = {"module": "", "file": source.file, "name": "k", "target": A2}
     with pytest.raises(WorkerCrashed, match="did not answer"):
-        worker.call("compile", timeout=0.5, **request)
+        worker.call("compile", timeout=2.0, **request)
+    assert not scratch.exists()
 
 
 def test_what_a_module_prints_does_not_break_the_protocol(tmp_path):
