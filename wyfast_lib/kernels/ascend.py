@@ -133,12 +133,26 @@ def recompute_w_u_fwd_kernel(
 
 
 @triton.jit
+def _sum_rows(x, b_one, SUM_ON_CUBE: tl.constexpr):
+    """Sum of x [BT, BT] float32 over axis 0, float32 [BT].
+
+    On the cube: a product with 16 equal columns of ones, operands in the dtype of b_one.
+    """
+    if SUM_ON_CUBE:
+        s = tl.sum(tl.dot(tl.trans(x.to(b_one.dtype)), b_one, input_precision="ieee"), 1) * 0.0625
+    else:
+        s = tl.sum(x, 0)
+    return s
+
+
+@triton.jit
 def _head_bwd(
     v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, acc, row, o_t, o_c, m_t, m_c,
     i_b, bos, i_h, T, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, IS_VARLEN: tl.constexpr, FIRST: tl.constexpr,
     G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr, DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr,
+    SUM_ON_CUBE: tl.constexpr,
 ):  # fmt: skip
     """One head of one chunk: writes dv, dbeta, dg; returns (N' [BT, BT] float32, acc + (A beta e^g)^T dw)."""
     dtype = b_k.dtype
@@ -190,13 +204,13 @@ def _head_bwd(
     r_beta = _load_gate(p_beta, o_t, m_t, H, BETA_T_CONTIG)
     b_N = b_N * r_beta[:, None]
 
-    b_E = tl.dot(tl.trans((b_A * b_dAs).to(dtype)), b_one, input_precision="ieee")
+    c_E = _sum_rows(b_A * b_dAs, b_one, SUM_ON_CUBE)
     p_db = dbeta + _gate_base(i_b, bos, i_h, T, H, DB_T_CONTIG, IS_VARLEN)
-    _store_gate(p_db, tl.sum(b_E, 1) * 0.0625 + r_NG, o_t, m_t, H, DB_T_CONTIG)
+    _store_gate(p_db, c_E + r_NG, o_t, m_t, H, DB_T_CONTIG)
     if USE_G:
-        b_F = tl.dot(tl.trans((b_Ab * b_S1 - b_N * b_G).to(dtype)), b_one, input_precision="ieee")
+        c_F = _sum_rows(b_Ab * b_S1 - b_N * b_G, b_one, SUM_ON_CUBE)
         p_dg = dg + _gate_base(i_b, bos, i_h, T, H, DG_T_CONTIG, IS_VARLEN)
-        _store_gate(p_dg, tl.sum(b_F, 1) * 0.0625 + r_beta * r_NG, o_t, m_t, H, DG_T_CONTIG)
+        _store_gate(p_dg, c_F + r_beta * r_NG, o_t, m_t, H, DG_T_CONTIG)
     return b_N, acc
 
 
@@ -206,6 +220,7 @@ def prepare_wy_repr_bwd_kernel(
     H: tl.constexpr, Hg: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, IS_VARLEN: tl.constexpr,
     G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr, DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr,
+    SUM_ON_CUBE: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, dbeta, dg from dw, du: one task a chunk and key head, looping over the heads of its group.
 
@@ -238,7 +253,7 @@ def prepare_wy_repr_bwd_kernel(
             b_N, acc = _head_bwd(
                 v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, 0.0,
                 row, o_t, o_c, m_t, m_c, i_b, bos, i_hg, T, H, K, V, BT, BK, BV, USE_G, IS_VARLEN, True,
-                G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG)  # fmt: skip
+                G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE)  # fmt: skip
         else:
             acc = tl.zeros([BT, BK], tl.float32)
             b_N = tl.zeros([BT, BT], tl.float32)
@@ -246,7 +261,7 @@ def prepare_wy_repr_bwd_kernel(
                 b_n, acc = _head_bwd(
                     v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, acc,
                     row, o_t, o_c, m_t, m_c, i_b, bos, i_hg * GROUP + i_r, T, H, K, V, BT, BK, BV, USE_G,
-                    IS_VARLEN, False, G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG)  # fmt: skip
+                    IS_VARLEN, False, G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE)  # fmt: skip
                 b_N += b_n
         # Two tiles, because each is the left operand of a dot.
         b_X = b_N.to(dtype)
