@@ -113,7 +113,8 @@ def recompute_w_u_fwd_kernel(
         p_v = ((row * H + i_h) * V)[:, None] + o_v[None, :]
         p_A = ((row * H + i_h) * BT)[:, None] + o_j[None, :]
 
-        b_A = tl.load(A + p_A, mask=m_t[:, None], other=0.0).to(tl.float32)
+        m_A = m_t[:, None] & (t0 + o_j < T_local)[None, :]
+        b_A = tl.load(A + p_A, mask=m_A, other=0.0).to(tl.float32)
         p_beta = beta + _gate_base(i_b, bos, i_h, T, H, BETA_T_CONTIG, IS_VARLEN)
         b_Ab = b_A * _load_gate(p_beta, o_t, m_t, H, BETA_T_CONTIG)[None, :]
         b_Aw = b_Ab
@@ -169,7 +170,7 @@ def _head_bwd(
     # Columns (c_*) and rows (r_*) of beta and g are loaded apart: one tensor used along both axes would keep
     # the vector work from being split.
     c_beta = _load_gate(p_beta, o_c, m_c, H, BETA_T_CONTIG)
-    b_A = tl.load(A + p_A, mask=m_t[:, None], other=0.0).to(tl.float32)
+    b_A = tl.load(A + p_A, mask=m_valid, other=0.0).to(tl.float32)
     b_Ab = b_A * c_beta[None, :]
     b_Aw = b_Ab
     if USE_G:
@@ -193,7 +194,7 @@ def _head_bwd(
         b_S1 = b_S1 * tl.exp(c_g)[None, :]
 
     b_dAs = b_S1 + b_S2
-    c_A = tl.load(A + p_A, mask=m_t[:, None], other=0.0).to(dtype)
+    c_A = tl.load(A + p_A, mask=m_valid, other=0.0).to(dtype)
     b_R = tl.dot((b_dAs * c_beta[None, :]).to(dtype), tl.trans(c_A), input_precision="ieee")
     b_N = tl.dot(tl.trans(c_A), b_R.to(dtype), input_precision="ieee")
     if USE_G:
