@@ -653,7 +653,9 @@ def _notes(walks: list, rows: list, traces: dict, compiled) -> list:
     short = sorted({t.template for t in traces.values() if t.missing_arguments})
     if short:
         notes.append("HIVM passes fewer arguments than this library's body takes (traced as 0): " + ", ".join(short))
-    failed = sorted({f"{t.template} ({t.error})" for t in traces.values() if t.error})
-    if failed:
-        notes.append("not traced: " + ", ".join(failed))
+    failed = defaultdict(set)
+    for t in traces.values():
+        if t.error:
+            failed[t.error].add(t.template)
+    notes += [f"not traced ({why}): " + ", ".join(sorted(names)) for why, names in failed.items()]
     return notes

@@ -105,7 +105,7 @@ def _compile(args: argparse.Namespace):
 
 
 def parse_pairs(texts: list[str]) -> dict[str, str]:
-    """{"x": "*bf16", "T": "i32"} from ["x=*bf16, T=i32"]; ":" works for "=" too. ValueError names a bad part."""
+    """{"x": "*bf16", "T": "i32"} from ["x=*bf16, T=i32"]; ":" works for "=". ValueError names a bad part."""
     pairs = {}
     for part in ",".join(texts).split(","):
         if not part.strip():

@@ -336,7 +336,13 @@ def main() -> None:
     """Answer one request from stdin."""
     request = json.load(sys.stdin)
     if not os.path.exists(request["index"]):
-        build_index(request["bitcode"], request["index"])
+        try:
+            build_index(request["bitcode"], request["index"])
+        except RuntimeError as problem:  # bitcode of a newer producer than this reader
+            reason = "its library cannot be read: " + " ".join(str(problem).split())
+            for _ in request["calls"]:
+                print(json.dumps({"error": reason}), flush=True)
+            return
     library = Library(request["index"], sorted({c["template"] for c in request["calls"]}))
     for call in request["calls"]:
         if call["template"] not in library.present:

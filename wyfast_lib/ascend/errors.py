@@ -62,12 +62,13 @@ class MemoryOverflowError(CompileError):
             if isinstance(value, int) and not isinstance(value, bool)
         }
         tiles = sorted((name for name, value in sizes.items() if value > 1), key=lambda name: -sizes[name])
+        tiles = [name for name in tiles if name[0] == "B" and name[1:].isupper()] or tiles  # BT, BK, BV, ...
         shrink = " or ".join(tiles[:3]) if tiles else "the tiles"
         shown = ", ".join(f"{name}={value}" for name, value in sizes.items()) or "no integer constexprs"
         return (
             f"{self.kernel} needs {self.required / 1024:.1f} KiB of {SPACES.get(self.space, self.space)} on "
-            f"{self.target}, which has {self.available / 1024:.1f} KiB ({shown}). Shrink {shrink}; or look for "
-            "a padded tile: a load or store whose inner stride is not 1 takes one 32-byte block an element."
+            f"{self.target}, which has {self.available / 1024:.1f} KiB ({shown}). Shrink {shrink}; or look "
+            "for a padded tile: with an inner stride, a load or store takes a 32-byte block an element."
         )
 
 

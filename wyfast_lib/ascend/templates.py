@@ -1,14 +1,16 @@
 """What a library template of the Ascend compiler issues on the device, read from its bitcode.
 
-A HIVM module calls templates; the toolchain ships their bodies (`ascendnpuir/lib/meta_op.{aiv,aic}.{c220,c310}.bc`;
-c220 is the 910B family, c310 the Ascend 950). `trace` runs these bodies for concrete operands on this CPU, in a process
-of its own (`device_code.py`), and returns the hardware instructions with their parameters. `describe` says, without
-operands, which instructions a template can issue at all and when it leaves the vector and DMA units for a loop over
-single elements on the scalar unit. Both need the installed toolchain and are cached on disk.
+A HIVM module calls templates; the toolchain ships their bodies. Each compiler program names its own library:
+`bishengir-compile` (910B) `ascendnpuir/lib/meta_op.{aiv,aic}.bc`, `bishengir-compile-a5` (Ascend 950) the files ending
+in `.c310.bc`. The `.c220.bc` files beside them are 910B code for the a5 program and differ: their loads take one
+argument more than the 910B compiler's HIVM passes. `trace` runs the bodies for concrete operands on this CPU, in a
+process of its own (`device_code.py`), and returns the hardware instructions with their parameters. `describe` says,
+without operands, which instructions a template can issue at all and when it leaves the vector and DMA units for a loop
+over single elements on the scalar unit. Both need the installed toolchain and are cached on disk.
 
-Two limits. The last code generator, CANN's own, may carry another copy of this library: where HIVM passes fewer arguments
-than a body here takes, `Trace.missing_arguments` says so (they are traced as 0). And flags, masks and counters that a template
-reads back from the hardware are 0 here.
+Limits. The `.c310` bitcode comes from a producer that llvmlite's LLVM cannot read: no traces for the Ascend 950. The
+last code generator, CANN's own, may carry another copy of the library; `Trace.missing_arguments` counts what HIVM does
+not pass to the body here. Flags, masks and counters that a template reads back from the hardware are 0 here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from wyfast_lib.ascend import toolchain
 from wyfast_lib.ascend.errors import WorkerCrashed
 
-LIBRARY_OF_TARGET = {"Ascend910B2": "c220", "Ascend950PR_9589": "c310"}
+LIBRARY_OF_TARGET = {"Ascend910B2": "meta_op.{core}.bc", "Ascend950PR_9589": "meta_op.{core}.c310.bc"}
 BLOCK = 32  # bytes; the DMA units and UB work in such blocks
 
 
@@ -169,7 +171,7 @@ def _vector_work(instructions):
 
 def library_path(target: str, core: str) -> Path:
     """The bitcode file with the templates of a core (`aic` or `aiv`) of a target."""
-    return toolchain.locate() / "ascendnpuir" / "lib" / f"meta_op.{core}.{LIBRARY_OF_TARGET[target]}.bc"
+    return toolchain.locate() / "ascendnpuir" / "lib" / LIBRARY_OF_TARGET[target].format(core=core)
 
 
 @lru_cache(maxsize=None)

@@ -77,8 +77,8 @@ def platform_problem() -> str | None:
     if sys.implementation.name != "cpython" or not (3, 9) <= sys.version_info[:2] <= (3, 11):
         return (
             "the Ascend toolchain (triton-ascend) has wheels for CPython 3.9 to 3.11 only; this is "
-            f"{platform.python_implementation()} {platform.python_version()}. Make a Python 3.11 environment, "
-            "as environment.yml does"
+            f"{platform.python_implementation()} {platform.python_version()}. Make a Python 3.11 "
+            "environment, as environment.yml does"
         )
     return None
 

@@ -159,7 +159,7 @@ class Walker:
             if op.name == "scf.yield":
                 return [self.value(v) for v in split_list(op.text.split(" : ")[0])]
             if op.name == "scf.condition":
-                return [self.value(v) for v in re.findall(r"%[\w#]+", op.text.split(" : ")[0])]
+                return [self.value(v) for v in re.findall(r"%[\w#-]+", op.text.split(" : ")[0])]
             self.step(op)
         return []
 
@@ -226,7 +226,7 @@ class Walker:
 
     def op_scf_for(self, op: Op):
         """scf.for, with or without iter_args."""
-        match = re.match(r"(%[\w]+) = (\S+) to (\S+) step (\S+?)(?: iter_args\((.*?)\) -> .*?)?\s*(?:: \w+)?$", op.text)
+        match = re.match(r"(%[\w-]+) = (\S+) to (\S+) step (\S+?)(?: iter_args\((.*?)\) -> .*?)?\s*(?:: \w+)?$", op.text)
         if not match:
             raise HivmError(f"line {op.line}: scf.for not understood: {op.text[:120]}")
         variable, low, high, step, carried = match.groups()
@@ -256,7 +256,7 @@ class Walker:
 
     def op_scf_if(self, op: Op):
         """scf.if: the branch that runs, or both, marked conditional, when nothing decides it."""
-        condition = self.value(re.match(r"(%[\w#]+)", op.text).group(1))
+        condition = self.value(re.match(r"(%[\w#-]+)", op.text).group(1))
         decided = self.decided(condition)
         self.limited += "limit_sub_block_id0" in op.attrs
         if isinstance(decided, int):
@@ -350,7 +350,7 @@ class Walker:
     def op_binary(self, op: Op):
         """Two-operand integer arithmetic."""
         kind = _BINARY[op.name]
-        a, b = (self.value(x) for x in re.findall(r"%[\w#]+|-?\d+", op.text.split(" : ")[0])[:2])
+        a, b = (self.value(x) for x in re.findall(r"%[\w#-]+|-?\d+", op.text.split(" : ")[0])[:2])
         if not all(isinstance(x, (int, sym.Sym)) for x in (a, b)):
             return self.bind(op, [])
         made = {"add": sym.add, "sub": sym.sub, "mul": sym.mul, "min": sym.minimum, "max": sym.maximum}
@@ -359,7 +359,7 @@ class Walker:
     def op_compare(self, op: Op):
         """arith.cmpi and llvm.icmp."""
         predicate = re.search(r"\b(eq|ne|[su][lg][te])\b", op.text).group(1)
-        a, b = (self.value(x) for x in re.findall(r"%[\w#]+", op.text.split(" : ")[0])[:2])
+        a, b = (self.value(x) for x in re.findall(r"%[\w#-]+", op.text.split(" : ")[0])[:2])
         if not all(isinstance(x, (int, sym.Sym)) for x in (a, b)):
             return self.bind(op, [])
         decided = sym.compare(predicate, a, b)
@@ -367,7 +367,7 @@ class Walker:
 
     def op_select(self, op: Op):
         """select; an undecided choice between two buffers of a double buffer takes the second."""
-        condition, a, b = (self.value(x) for x in re.findall(r"%[\w#]+", op.text.split(" : ")[0])[:3])
+        condition, a, b = (self.value(x) for x in re.findall(r"%[\w#-]+", op.text.split(" : ")[0])[:3])
         if isinstance(condition, int):
             return self.bind(op, [a if condition else b])
         if isinstance(b, View) or a == b:
@@ -414,14 +414,14 @@ class Walker:
 
     def op_view(self, op: Op):
         """memref.view: bytes of the workspace seen as a typed array."""
-        source, offset, type_text = re.match(r"(%[\w#]+)\[(.*?)\]\[.*?\] : .* to (memref<.*>)$", op.text).groups()
+        source, offset, type_text = re.match(r"(%[\w#-]+)\[(.*?)\]\[.*?\] : .* to (memref<.*>)$", op.text).groups()
         source = self.value(source)
         view = _view(source.space, parse_memref(type_text), sym.add(source.address, self.value(offset)))
         self.bind(op, [replace(view, root=source.root)])
 
     def op_reinterpret_cast(self, op: Op):
         """memref.reinterpret_cast: a new offset, sizes and strides on the same base."""
-        match = re.match(r"(%[\w#]+) to offset: \[(.*?)\], sizes: \[(.*?)\], strides: \[(.*?)\] : .* to (memref<.*>)$",
+        match = re.match(r"(%[\w#-]+) to offset: \[(.*?)\], sizes: \[(.*?)\], strides: \[(.*?)\] : .* to (memref<.*>)$",
                          op.text)  # fmt: skip
         source = self.value(match.group(1))
         offset, sizes, strides = ([self.value(v) for v in split_list(match.group(i))] for i in (2, 3, 4))
@@ -432,7 +432,7 @@ class Walker:
 
     def op_subview(self, op: Op):
         """memref.subview, dropping unit dimensions where the result type has fewer."""
-        match = re.match(r"(%[\w#]+)\[(.*?)\] \[(.*?)\] \[(.*?)\] : .* to (memref<.*>)$", op.text)
+        match = re.match(r"(%[\w#-]+)\[(.*?)\] \[(.*?)\] \[(.*?)\] : .* to (memref<.*>)$", op.text)
         source = self.value(match.group(1))
         offsets, sizes, steps = ([self.value(v) for v in split_list(match.group(i))] for i in (2, 3, 4))
         offset = source.offset
@@ -446,7 +446,7 @@ class Walker:
 
     def op_collapse_shape(self, op: Op):
         """memref.collapse_shape: the innermost dimension of each group that is not 1 gives the stride."""
-        source, groups = re.match(r"(%[\w#]+) (\[.*?\]) : ", op.text).groups()
+        source, groups = re.match(r"(%[\w#-]+) (\[.*?\]) : ", op.text).groups()
         source = self.value(source)
         sizes, full, strides = [], [], []
         for group in _groups(groups):
@@ -462,7 +462,7 @@ class Walker:
 
     def op_expand_shape(self, op: Op):
         """memref.expand_shape."""
-        source, groups, shape = re.match(r"(%[\w#]+) (\[.*\]) output_shape \[(.*?)\] : ", op.text).groups()
+        source, groups, shape = re.match(r"(%[\w#-]+) (\[.*\]) output_shape \[(.*?)\] : ", op.text).groups()
         source = self.value(source)
         shape = [self.value(s) for s in split_list(shape)]
         strides: list = [None] * len(shape)
@@ -476,7 +476,7 @@ class Walker:
 
     def op_transpose(self, op: Op):
         """memref.transpose."""
-        source, order = re.match(r"(%[\w#]+) \(.*?\) -> \((.*?)\)", op.text).groups()
+        source, order = re.match(r"(%[\w#-]+) \(.*?\) -> \((.*?)\)", op.text).groups()
         source = self.value(source)
         order = [int(d.strip()[1:]) for d in order.split(",")]
         pick = lambda xs: tuple(xs[i] for i in order)  # noqa: E731
@@ -484,7 +484,7 @@ class Walker:
 
     def op_metadata(self, op: Op):
         """memref.extract_strided_metadata: the bare buffer, then offset, sizes, strides."""
-        source = self.value(re.match(r"(%[\w#]+)", op.text).group(1))
+        source = self.value(re.match(r"(%[\w#-]+)", op.text).group(1))
         bare = replace(source, offset=0, sizes=(), full=(), strides=())
         self.bind(op, [bare, source.offset, *source.sizes, *source.strides])
 
@@ -495,7 +495,7 @@ class Walker:
 
     def op_load(self, op: Op):
         """memref.load: a scalar, from the given arguments where they hold it."""
-        source, index = re.match(r"(%[\w#]+)\[(.*?)\]", op.text).groups()
+        source, index = re.match(r"(%[\w#-]+)\[(.*?)\]", op.text).groups()
         view, at = self.value(source), self._element(self.value(source), index)
         if view.space == "stack":
             return self.bind(op, [self.stack.get((view.root, at), sym.unknown(f"stack {view.root}"))])
@@ -507,7 +507,7 @@ class Walker:
 
     def op_store(self, op: Op):
         """memref.store of a scalar."""
-        value, target, index = re.match(r"(%[\w#]+), (%[\w#]+)\[(.*?)\]", op.text).groups()
+        value, target, index = re.match(r"(%[\w#-]+), (%[\w#-]+)\[(.*?)\]", op.text).groups()
         view, at = self.value(target), self._element(self.value(target), index)
         if view.space == "stack":
             self.stack[(view.root, at)] = self.value(value)
