@@ -1,7 +1,7 @@
 """The NPU backend: what the planner picks, launched by Triton-Ascend. Untested on hardware.
 
-It needs torch_npu with CANN, and triton-ascend as the `triton` of this process (on an NPU host it is installed in
-place of triton; the two overwrite each other).
+It needs torch_npu with CANN, and triton-ascend as the `triton` of this process (on an NPU host it is installed
+in place of triton; the two overwrite each other).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def available() -> tuple[bool, str]:
         if importlib.util.find_spec("triton") is None:
             return False, "triton-ascend is not installed"
         if importlib.util.find_spec("triton.backends.ascend") is None:
-            return False, "the installed triton has no Ascend backend: triton and triton-ascend overwrite each other"
+            return False, "triton is installed over triton-ascend (they share a name): reinstall the latter"
     except Exception as problem:  # a broken installation is a reason, not a crash
         return False, f"{type(problem).__name__}: {problem}"
     return True, f"torch_npu on {npu.device_count()} NPU"

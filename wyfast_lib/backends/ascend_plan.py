@@ -1,8 +1,8 @@
-"""The one planner of the Ascend kernels: which kernel, tiles, layouts and grid a call gets, or why it is refused.
+"""The one planner of the Ascend kernels: the kernel, tiles, layouts and grid of a call, or why it is refused.
 
-The NPU backend and the `lowered` backend both launch what stands here; the compile gate compiles it. Tiles are as
-wide as K and V (rounded up to a power of two), so every tile of k, v, dw, du is read once; the limits below are
-where the compiler's own memory plan stops fitting (tests compile both sides of each limit).
+The NPU backend and the `lowered` backend both launch what stands here; the compile gate compiles it. Tiles
+are as wide as K and V (rounded up to a power of two), so every tile of k, v, dw, du is read once; the limits
+below are where the compiler's own memory plan stops fitting (tests compile both sides of each limit).
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ def check(k, v, beta, A, g, gk, chunks: ChunkTable | None, needs_grad: bool, arc
     for name, width in (("K", K), ("V", V)):
         if width > MAX_WIDTH:
             raise NotImplementedError(
-                f"{name} = {width}: the Ascend kernels hold whole rows in L1 (512 KiB a core), at most {MAX_WIDTH} wide"
+                f"{name} = {width}: the Ascend kernels hold whole rows in L1 (512 KiB a core), up to {MAX_WIDTH}"
             )
     half = torch.promote_types(k.dtype, v.dtype) != torch.float32
     if gk is not None and BT == 128 and _tile(K) == 256 and half:
         raise NotImplementedError(
-            "chunks of 128 with gk and K > 128 in half precision need 240 KiB of UB, the vector unit has 192 KiB: "
-            "use BT <= 64"
+            "chunks of 128 with gk and K > 128 in half precision need 240 KiB of UB, the vector unit has "
+            "192 KiB: use BT <= 64"
         )
     if needs_grad and BT > 64:
         raise NotImplementedError(
-            f"BT = {BT}: the backward holds its [BT, BT] tiles in UB; 128 needs 323 KiB, the vector unit has 192 KiB: "
-            "use BT <= 64"
+            f"BT = {BT}: the backward holds its [BT, BT] tiles in UB; 128 needs 323 KiB, the vector unit has "
+            "192 KiB: use BT <= 64"
         )
     if needs_grad and arch35 and torch.float16 in (k.dtype, v.dtype):
         raise NotImplementedError("backward in float16 is not supported on arch35 (Ascend 950): use bfloat16")

@@ -1,8 +1,8 @@
 """The Ascend kernels, lowered by Triton-Ascend's front end and run natively on this CPU.
 
-Launches exactly what the planner picks for an NPU: kernels, tiles, layouts, grid. It checks the front half of the
-lowering (pointers, masks, block shapes, products, bfloat16), not the hardware, and it is not fast. The target is
-WYFAST_LOWERED_TARGET, by default the Atlas A2 chip Ascend910B2.
+Launches exactly what the planner picks for an NPU: kernels, tiles, layouts, grid. It checks the front half of
+the lowering (pointers, masks, block shapes, products, bfloat16), not the hardware, and it is not fast. The
+target is WYFAST_LOWERED_TARGET, by default the Atlas A2 chip Ascend910B2.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def backward(k, v, beta, A, g, dw, du, chunks):
 
 def compiled(launch: plan.Launch, name: str | None = None):
     """The launch through the Ascend compiler (cached on disk) for target `name`, else `target()`."""
-    return _compiled(launch.kernel, tuple(launch.signature.items()), tuple(launch.constexprs.items()), name or target())
+    signature, constants = tuple(launch.signature.items()), tuple(launch.constexprs.items())
+    return _compiled(launch.kernel, signature, constants, name or target())
 
 
 def execute(launch: plan.Launch) -> None:

@@ -152,8 +152,8 @@ def _head_bwd(
     i_b, bos, i_h, T, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, IS_VARLEN: tl.constexpr, FIRST: tl.constexpr,
-    G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr, DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr,
-    SUM_ON_CUBE: tl.constexpr,
+    G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr,
+    DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr, SUM_ON_CUBE: tl.constexpr,
 ):  # fmt: skip
     """One head of one chunk: writes dv, dbeta, dg; returns (N' [BT, BT] float32, acc + (A beta e^g)^T dw)."""
     dtype = b_k.dtype
@@ -220,8 +220,8 @@ def prepare_wy_repr_bwd_kernel(
     k, v, beta, A, g, dw, du, dk, dv, dbeta, dg, cu_seqlens, chunk_indices, T, n_tasks,
     H: tl.constexpr, Hg: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, IS_VARLEN: tl.constexpr,
-    G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr, DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr,
-    SUM_ON_CUBE: tl.constexpr,
+    G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr,
+    DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr, SUM_ON_CUBE: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, dbeta, dg from dw, du: one task a chunk and key head, looping over the heads of its group.
 
@@ -254,7 +254,8 @@ def prepare_wy_repr_bwd_kernel(
             b_N, acc = _head_bwd(
                 v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, 0.0,
                 row, o_t, o_c, m_t, m_c, i_b, bos, i_hg, T, H, K, V, BT, BK, BV, USE_G, IS_VARLEN, True,
-                G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE)  # fmt: skip
+                G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE,
+            )  # fmt: skip
         else:
             acc = tl.zeros([BT, BK], tl.float32)
             b_N = tl.zeros([BT, BT], tl.float32)
@@ -262,7 +263,8 @@ def prepare_wy_repr_bwd_kernel(
                 b_n, acc = _head_bwd(
                     v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, acc,
                     row, o_t, o_c, m_t, m_c, i_b, bos, i_hg * GROUP + i_r, T, H, K, V, BT, BK, BV, USE_G,
-                    IS_VARLEN, False, G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE)  # fmt: skip
+                    IS_VARLEN, False, G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE,
+                )  # fmt: skip
                 b_N += b_n
         # Two tiles, because each is the left operand of a dot.
         b_X = b_N.to(dtype)
