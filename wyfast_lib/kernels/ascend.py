@@ -117,7 +117,8 @@ def recompute_w_u_fwd_kernel(
         b_A = tl.load(A + p_A, mask=m_A, other=0.0).to(tl.float32)
         p_beta = beta + _gate_base(i_b, bos, i_h, T, H, BETA_T_CONTIG, IS_VARLEN)
         b_Ab = b_A * _load_gate(p_beta, o_t, m_t, H, BETA_T_CONTIG)[None, :]
-        b_Aw = b_Ab
+        # Without g a copy: both are left operands, and a left operand is not read twice.
+        b_Aw = tl.where(m_A, b_Ab, 0.0)
         if USE_G:
             p_g = g + _gate_base(i_b, bos, i_h, T, H, G_T_CONTIG, IS_VARLEN)
             b_Aw = b_Ab * tl.exp(_load_gate(p_g, o_t, m_t, H, G_T_CONTIG))[None, :]
@@ -172,7 +173,7 @@ def _head_bwd(
     c_beta = _load_gate(p_beta, o_c, m_c, H, BETA_T_CONTIG)
     b_A = tl.load(A + p_A, mask=m_valid, other=0.0).to(tl.float32)
     b_Ab = b_A * c_beta[None, :]
-    b_Aw = b_Ab
+    b_Aw = tl.where(m_valid, b_Ab, 0.0)  # a copy, as in the forward
     if USE_G:
         p_g = g + _gate_base(i_b, bos, i_h, T, H, G_T_CONTIG, IS_VARLEN)
         c_g = _load_gate(p_g, o_c, m_c, H, G_T_CONTIG)
