@@ -1,4 +1,4 @@
-"""Fixtures of the Ascend tests. A missing toolchain fails them with the install command; nothing is skipped."""
+"""Fixtures of the Ascend tests. Without the toolchain they fail with the install command."""
 
 import pytest
 

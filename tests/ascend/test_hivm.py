@@ -12,7 +12,7 @@ import kernels_for_audit as kernels  # isort: skip
 def persistent():
     """The persistent kernel: cube and vector half, two tiles a task."""
     signature = {"a": "*bf16", "b": "*bf16", "y": "*bf16", "n": "i32", "cores": "i32"}
-    return hivm.parse(compile_kernel(kernels.persistent_dot_kernel, signature, {"BT": 64}).hivm)
+    return hivm.parse(compile_kernel(kernels.persistent_dot_kernel, signature, {"BT": 64, "ADD": False}).hivm)
 
 
 def named(module, core):
@@ -40,8 +40,9 @@ def test_the_upper_bound_of_a_clamped_tile_is_the_full_tile():
     assert symbols.upper(t) is None
 
 
-@pytest.mark.parametrize(("op", "expected"), [("divsi", -2), ("floordiv", -3), ("ceildiv", -2), ("remsi", -1),
-                                              ("mod", 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "expected"), [("divsi", -2), ("floordiv", -3), ("ceildiv", -2), ("remsi", -1), ("mod", 1)]
+)
 def test_integer_division_rounds_as_the_operation_says(op, expected):
     assert symbols.binary(op, -5, 2) == expected
 
@@ -68,8 +69,11 @@ def test_a_text_without_a_device_function_is_refused():
 
 
 def test_a_vector_kernel_has_one_function_and_the_plan_of_its_tiles():
-    compiled = compile_kernel(teaching.gate_load_kernel, {"g": "*bf16", "y": "*bf16", "T": "i32"},
-                              {"HV": 32, "BT": 64, "G_T_CONTIG": False})  # fmt: skip
+    compiled = compile_kernel(
+        teaching.gate_load_kernel,
+        {"g": "*bf16", "y": "*bf16", "T": "i32"},
+        {"HV": 32, "BT": 64, "G_T_CONTIG": False},
+    )
     module = hivm.parse(compiled.hivm)
     assert [f.core for f in module.entries] == ["aiv"] and module.vector_units == 1
     assert module.spec["UB_SIZE"] == 192 * 1024 * 8 and module.spec["VECTOR_CORE_COUNT"] == 48
@@ -98,7 +102,7 @@ def test_the_task_loop_is_the_outermost_one_without_a_known_trip_count_and_count
 def test_with_values_a_program_does_every_nth_task(persistent):
     function = named(persistent, "aic")
     names = [a[0] for a in function.args if "hacc.arg_type" not in a[2]]
-    arguments = dict(zip(names[3:], (50, 24, 24, 1, 1)))  # n, cores and the grid
+    arguments = dict(zip(names[3:], (50, 24, 24, 1, 1), strict=False))  # n, cores and the grid
     loops = frozenset(walk.Walker(persistent, function).run().tasks)
     counts = []
     for program in (0, 1, 2, 23):

@@ -156,4 +156,5 @@ def summary(compiled) -> str:
         f"workspace between cube and vector, a program: {workspace}",
         f"retries with fewer optimisations: {compiled.retries}",
     ]
-    return "\n".join(lines + [f"note: {note}" for note in compiled.notes])
+    notes = [f"{'warning' if note in compiled.warnings else 'note'}: {note}" for note in compiled.notes]
+    return "\n".join(lines + notes)

@@ -1,15 +1,17 @@
-"""Run the bodies of the compiler's library templates on this CPU and list the hardware instructions that they issue.
+"""Run the bodies of the compiler's library templates on this CPU and list the hardware instructions that they
+issue.
 
-A script for a process of its own that has the Ascend toolchain first on its path (it needs llvmlite); `templates.py`
-starts it, nothing imports it. A HIVM module only calls templates such as `load_gm_to_ubuf_1d_bfloat16_t`; their bodies are LLVM bitcode
-in the toolchain. Here they are compiled for this CPU with every `llvm.hivm.*` instruction replaced by a line in a
-log, and called with memref descriptors whose sizes, strides and addresses are those of the HIVM module. What is
-logged is what the device would issue for that call: no reading between the lines.
+A script for a process of its own that has the Ascend toolchain first on its path (it needs llvmlite);
+`templates.py` starts it, nothing imports it. A HIVM module only calls templates such as
+`load_gm_to_ubuf_1d_bfloat16_t`; their bodies are LLVM bitcode in the toolchain. Here they are compiled for
+this CPU with every `llvm.hivm.*` instruction replaced by a line in a log, and called with memref
+descriptors whose sizes, strides and addresses are those of the HIVM module. What is logged is what the
+device would issue for that call: no reading between the lines.
 
-stdin: JSON {"bitcode": path, "index": path, "calls": [{"template": name, "args": [...]}, ...]}; an argument is an int, or
-{"space", "address" (bytes), "offset" (elements), "sizes", "strides", "bits"}.
-stdout: JSON, for each call {"instructions": [[name, [integers], count], ...], "functions": [...], "scalar": {...}} or
-{"error": text}.
+stdin: JSON {"bitcode": path, "index": path, "calls": [{"template": name, "args": [...]}, ...]}; an
+argument is an int, or {"space", "address" (bytes), "offset" (elements), "sizes", "strides", "bits"}.
+stdout: JSON, for each call {"instructions": [[name, [integers], count], ...], "functions": [...],
+"scalar": {...}} or {"error": text}.
 """
 
 from __future__ import annotations
@@ -28,29 +30,45 @@ LOCAL_BYTES = {"UB": 1 << 19, "L1": 1 << 21, "L0A": 1 << 18, "L0B": 1 << 18, "L0
 _NAME = r'@("[^"]+"|[\w.$]+)'
 
 
-# ---- the library as a table of function texts -------------------------------------------------------------------
+# ---- the library as a table of function texts
+# -------------------------------------------------------------------
 
 
 def build_index(bitcode: str, path: str) -> None:
-    """Write the functions, declarations, types and globals of a bitcode file to a small database at `path`."""
+    """Write the functions, declarations, types and globals of a bitcode file to a database at `path`."""
     import llvmlite.binding as llvm
 
     with open(bitcode, "rb") as file:
         text = str(llvm.parse_bitcode(file.read()))
-    rows = []
-    for match in re.finditer(r"^define [^\n]*?" + _NAME + r"\([^\n]*\{\n.*?^\}$", text, re.S | re.M):
-        rows.append((match.group(1).strip('"'), "define", match.group(0)))
-    for match in re.finditer(r"^declare [^\n]*?" + _NAME + r"\([^\n]*$", text, re.M):
-        rows.append((match.group(1).strip('"'), "declare", match.group(0)))
-    for match in re.finditer(r"^" + _NAME + r" = [^\n]*$", text, re.M):
-        rows.append((match.group(1).strip('"'), "global", match.group(0)))
-    types = "\n".join(re.findall(r"^%[^\n]* = type [^\n]*$", text, re.M))
+    rows, types, at = [], [], 0
+    while at < len(text):
+        found = text.find("\ndefine ", at)
+        start = len(text) if found < 0 else found + 1
+        for line in text[at:start].split("\n"):
+            if line.startswith("declare "):
+                rows.append((_named(line), "declare", line))
+            elif line.startswith("@"):
+                rows.append((_named(line), "global", line))
+            elif line.startswith("%") and " = type " in line:
+                types.append(line)
+        if found < 0:
+            break
+        at = text.index("\n}\n", start) + 3
+        body = text[start : at - 1]
+        rows.append((_named(body[: body.index("\n")]), "define", body))
     partial = f"{path}.{os.getpid()}"
     with sqlite3.connect(partial) as base:
         base.execute("create table item (name text, kind text, body text, primary key (name, kind))")
-        base.executemany("insert or ignore into item values (?, ?, ?)", [*rows, ("", "types", types)])
+        base.executemany(
+            "insert or ignore into item values (?, ?, ?)", [*rows, ("", "types", "\n".join(types))]
+        )
     base.close()
     os.replace(partial, path)
+
+
+def _named(line: str) -> str:
+    """The first @name of a line, without quotes."""
+    return re.search(_NAME, line).group(1).strip('"')
 
 
 def closure(base: sqlite3.Connection, names: list) -> dict:
@@ -61,7 +79,9 @@ def closure(base: sqlite3.Connection, names: list) -> dict:
         name = todo.pop()
         if name in found:
             continue
-        row = base.execute("select kind, body from item where name = ? order by kind = 'declare'", (name,)).fetchone()
+        row = base.execute(
+            "select kind, body from item where name = ? order by kind = 'declare'", (name,)
+        ).fetchone()
         if row is None:
             continue
         found[name] = row
@@ -70,7 +90,8 @@ def closure(base: sqlite3.Connection, names: list) -> dict:
     return found
 
 
-# ---- a module for this CPU --------------------------------------------------------------------------------------
+# ---- a module for this CPU
+# --------------------------------------------------------------------------------------
 
 
 def _clean(text: str) -> str:
@@ -78,8 +99,8 @@ def _clean(text: str) -> str:
     text = re.sub(r", ![\w.]+ !\d+", "", text)
     text = re.sub(r"^\s*call void @llvm\.lifetime\.\w+\.\w+\([^\n]*\n", "", text, flags=re.M)
     text = re.sub(r" #\d+(?=$|\s*\{)", "", text, flags=re.M)
-    # The templates read descriptors through null pointers and discard what they read: legal on the device, where 0 is
-    # an address like any other. Here null is a page of zeros, in comparisons too.
+    # The templates read descriptors through null pointers and discard what they read: legal on the device,
+    # where 0 is an address like any other. Here null is a page of zeros, in comparisons too.
     text = re.sub(r"\bptr ((?:noundef )?)null\b", r"ptr \1@wy.scratch", text)
     text = re.sub(r"(icmp (?:eq|ne) ptr [^,\n]+), null\b", r"\1, @wy.scratch", text)
     return re.sub(r" comdat(\(\$[^)]*\))?(?= )", "", text)
@@ -116,7 +137,11 @@ def _push(index: int, kind: str, value: str) -> list:
     elif kind in _TO_WORD:
         bits = _TO_WORD[kind]
         lines = [f"  %b{index} = bitcast {kind} {value} to {bits}"]
-        lines.append(f"  {word} = zext {bits} %b{index} to i64" if bits != "i64" else f"  {word} = add i64 %b{index}, 0")
+        lines.append(
+            f"  {word} = zext {bits} %b{index} to i64"
+            if bits != "i64"
+            else f"  {word} = add i64 %b{index}, 0"
+        )
     elif kind == "i64":
         lines = [f"  {word} = add i64 {value}, 0"]
     else:
@@ -125,7 +150,12 @@ def _push(index: int, kind: str, value: str) -> list:
 
 
 _RESULTS = {
-    "SBITSET0": ["  %one = shl i64 1, %p1", "  %inv = xor i64 %one, -1", "  %r = and i64 %p0, %inv", "  ret i64 %r"],
+    "SBITSET0": [
+        "  %one = shl i64 1, %p1",
+        "  %inv = xor i64 %one, -1",
+        "  %r = and i64 %p0, %inv",
+        "  ret i64 %r",
+    ],
     "SBITSET1": ["  %one = shl i64 1, %p1", "  %r = or i64 %p0, %one", "  ret i64 %r"],
 }
 
@@ -153,8 +183,13 @@ def _instruction(number: int, name: str, declare: str) -> str:
 _SCALAR = re.compile(r"^(\s*)(?:%\S+ = (load)|(store)) [^\n]*, ptr addrspace\((\d)\) [^\n]*$", re.M)
 
 
+def touches_memory(body: str) -> bool:
+    """True for a function that reads or writes UB, L1 or global memory with plain loads and stores."""
+    return _SCALAR.search(body) is not None
+
+
 def _counted(text: str) -> str:
-    """Count loads and stores of device memory that are not instructions of their own: the scalar unit's work."""
+    """Count plain loads and stores of device memory: the scalar unit's work."""
 
     def line(match):
         slot = 2 * int(match.group(4)) + (match.group(3) is not None)
@@ -201,10 +236,14 @@ def _entry(template: str, define: str) -> tuple[str, list]:
             lines.append(f"  %p{i} = inttoptr i64 %v{i} to {kind}")
         elif kind in _TO_WORD:
             bits = _TO_WORD[kind]
-            lines.append(f"  %t{i} = trunc i64 %v{i} to {bits}" if bits != "i64" else f"  %t{i} = add i64 %v{i}, 0")
+            lines.append(
+                f"  %t{i} = trunc i64 %v{i} to {bits}" if bits != "i64" else f"  %t{i} = add i64 %v{i}, 0"
+            )
             lines.append(f"  %p{i} = bitcast {bits} %t{i} to {kind}")
         else:
-            lines.append(f"  %p{i} = trunc i64 %v{i} to {kind}" if kind != "i64" else f"  %p{i} = add i64 %v{i}, 0")
+            lines.append(
+                f"  %p{i} = trunc i64 %v{i} to {kind}" if kind != "i64" else f"  %p{i} = add i64 %v{i}, 0"
+            )
     args = ", ".join(f"{kind} %p{i}" for i, kind in enumerate(types))
     lines += [f"  call void @_mlir_ciface_{template}({args})", "  ret void"]
     return f'define void @"wy.call.{template}"(ptr %words) {{\n' + "\n".join(lines) + "\n}", types
@@ -246,14 +285,19 @@ class Library:
                 parts.append(body)
             elif kind == "define":
                 head, rest = body.split("\n", 1)
-                head = re.sub(r"^define .*?(?=(?:noundef |zeroext |signext )*(?:void|i\d+|ptr|float|half|bfloat|%))",
-                              "define internal ", head)  # fmt: skip
+                head = re.sub(
+                    r"^define .*?(?=(?:noundef |zeroext |signext )*(?:void|i\d+|ptr|float|half|bfloat|%))",
+                    "define internal ",
+                    head,
+                )
                 label = re.match(r"([\w.]+:[^\n]*\n)", rest)
                 first = label.group(1) if label else ""
                 number = len(self.functions)
                 self.functions.append(name)
-                mark = f"  store i8 1, ptr getelementptr ([FUNCTIONS x i8], ptr @wy.seen, i64 0, i64 {number})\n"
-                parts.append(f"{head}\n{first}{mark}{_counted(rest[len(first):])}")
+                mark = (
+                    f"  store i8 1, ptr getelementptr ([FUNCTIONS x i8], ptr @wy.seen, i64 0, i64 {number})\n"
+                )
+                parts.append(f"{head}\n{first}{mark}{_counted(rest[len(first) :])}")
             elif name.startswith("llvm.hivm."):
                 number = len(self.instructions)
                 self.instructions.append((name.removeprefix("llvm.hivm."), _parameters(body)))
@@ -272,9 +316,10 @@ class Library:
         count = max(1, len(self.functions))
         parts.append(f"@wy.seen = global [{count} x i8] zeroinitializer")
         text = "\n".join(parts).replace("[FUNCTIONS x i8]", f"[{count} x i8]")
-        return re.sub(r'@llvm\.hivm\.([\w.]+)', r'@"wy.\1"', text)
+        return re.sub(r"@llvm\.hivm\.([\w.]+)", r'@"wy.\1"', text)
 
-    # ---- one call ---------------------------------------------------------------------------------------------------
+    # ---- one call
+    # ---------------------------------------------------------------------------------------------------
 
     def trace(self, template: str, args: list) -> dict:
         """Call a template; returns what it issued."""
@@ -288,20 +333,29 @@ class Library:
         self.length.value = 0
         ctypes.memset(ctypes.addressof(self.scalars), 0, ctypes.sizeof(self.scalars))
         ctypes.memset(ctypes.addressof(self.seen), 0, ctypes.sizeof(self.seen))
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(f"wy.call.{template}"))
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
+            self.engine.get_function_address(f"wy.call.{template}")
+        )
         call(ctypes.addressof(words))
         return {
             "instructions": self._instructions(),
-            "functions": [n for n, s in zip(self.functions, self.seen) if s],
-            "scalar": {f"{SPACES[i // 2]} {'write' if i % 2 else 'read'}": n
-                       for i, n in enumerate(self.scalars) if n and i // 2 in SPACES},
+            "functions": [n for n, s in zip(self.functions, self.seen, strict=False) if s],
+            "scalar": {
+                f"{SPACES[i // 2]} {'write' if i % 2 else 'read'}": n
+                for i, n in enumerate(self.scalars)
+                if n and i // 2 in SPACES
+            },
             "missing_arguments": max(0, len(types) - len(args)),
             "log_words": self.length.value,
-        }  # fmt: skip
+        }
 
     def _memref(self, arg: dict, kept: list) -> int:
         """Address of a descriptor {allocated, aligned, offset, sizes, strides} in memory of our own."""
-        extent = arg["offset"] + 1 + sum(max(0, n - 1) * abs(s) for n, s in zip(arg["sizes"], arg["strides"]))
+        extent = (
+            arg["offset"]
+            + 1
+            + sum(max(0, n - 1) * abs(s) for n, s in zip(arg["sizes"], arg["strides"], strict=False))
+        )
         if arg["space"] == "GM":
             memory = mmap.mmap(-1, max(4096, extent * arg["bits"] // 8 + 4096))
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -311,7 +365,9 @@ class Library:
             if arg["address"] + extent * arg["bits"] // 8 > len(memory):
                 raise ValueError(f"a memref ends beyond {arg['space']}")
         rank = len(arg["sizes"])
-        descriptor = (ctypes.c_int64 * (3 + 2 * rank))(address, address, arg["offset"], *arg["sizes"], *arg["strides"])
+        descriptor = (ctypes.c_int64 * (3 + 2 * rank))(
+            address, address, arg["offset"], *arg["sizes"], *arg["strides"]
+        )
         kept += [memory, descriptor]
         return ctypes.addressof(descriptor)
 

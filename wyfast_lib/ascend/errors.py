@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class ToolchainMissing(RuntimeError):
     """The Ascend toolchain is not installed (or cannot be); the message names the command that installs
@@ -74,6 +76,15 @@ class MemoryOverflowError(CompileError):
 
 class UBOverflowError(MemoryOverflowError):
     """The tiles of a kernel do not fit UB, the unified buffer of a vector core: see MemoryOverflowError."""
+
+
+_NOISE = re.compile(r"#\d+ |Stack dump|PLEASE submit|.*Program arguments|.*\bhivmc|Extension modules:")
+
+
+def last_lines(text: str, count: int = 12) -> str:
+    """The last lines that say something: no stack frames of a compiler, no request for bug reports."""
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(([line for line in lines if not _NOISE.match(line.strip())] or lines)[-count:])
 
 
 #: What the compiler's address spaces are called in the documentation of the chip.

@@ -1,9 +1,9 @@
 """The text of a HIVM module (`module.hivm.opt.mlir`) as functions, blocks and operations.
 
-HIVM is the last form of a kernel that the public part of the Ascend compiler writes: tiling is done, work is split
-between cube (`NAME_mix_aic`) and vector (`NAME_mix_aiv`), every buffer has an address in UB, L1 or L0
-(`hivm.hir.pointer_cast`), and synchronisation is in place. This module reads it without MLIR: one operation a line,
-regions in braces. It knows nothing of what an operation means; `walk.py` does.
+HIVM is the last form of a kernel that the public part of the Ascend compiler writes: tiling is done, work
+is split between cube (`NAME_mix_aic`) and vector (`NAME_mix_aiv`), every buffer has an address in UB, L1
+or L0 (`hivm.hir.pointer_cast`), and synchronisation is in place. This module reads it without MLIR: one
+operation a line, regions in braces. It knows nothing of what an operation means; `walk.py` does.
 """
 
 from __future__ import annotations
@@ -12,9 +12,24 @@ import re
 from dataclasses import dataclass, field
 
 ELEMENT_BITS = {
-    "i1": 1, "i8": 8, "ui8": 8, "si8": 8, "f8E4M3FN": 8, "f8E5M2": 8, "i16": 16, "ui16": 16, "f16": 16, "bf16": 16,
-    "i32": 32, "ui32": 32, "f32": 32, "i64": 64, "ui64": 64, "index": 64, "f64": 64,
-}  # fmt: skip
+    "i1": 1,
+    "i8": 8,
+    "ui8": 8,
+    "si8": 8,
+    "f8E4M3FN": 8,
+    "f8E5M2": 8,
+    "i16": 16,
+    "ui16": 16,
+    "f16": 16,
+    "bf16": 16,
+    "i32": 32,
+    "ui32": 32,
+    "f32": 32,
+    "i64": 64,
+    "ui64": 64,
+    "index": 64,
+    "f64": 64,
+}
 SPACES = {"gm": "GM", "ub": "UB", "cbuf": "L1", "ca": "L0A", "cb": "L0B", "cc": "L0C"}
 
 
@@ -39,7 +54,9 @@ class MemrefType:
 
 @dataclass
 class Op:
-    """One operation: `results = name text`, with the regions in its braces, on `line` (from 1) of the module's text."""
+    """One operation: `results = name text`, with the regions in its braces, on `line` (from 1) of the
+    module's text.
+    """
 
     results: list
     name: str
@@ -90,7 +107,9 @@ class Function:
 
 @dataclass
 class Module:
-    """A parsed module: `maps` by name, `functions` with a body by name, `spec` (UB_SIZE... in bits) of the target."""
+    """A parsed module: `maps` by name, `functions` with a body by name, `spec` (UB_SIZE... in bits) of the
+    target.
+    """
 
     maps: dict
     functions: dict
@@ -104,7 +123,9 @@ class Module:
 
     @property
     def workspace_bytes(self) -> int | None:
-        """Bytes of global workspace that one program (AI core) of this kernel needs, or None when the text has none."""
+        """Bytes of global workspace that one program (AI core) of this kernel needs, or None when the text
+        has none.
+        """
         for name, function in self.functions.items():
             if name.endswith("infer_workspace_shape_function"):
                 for op in function.ops():
@@ -159,7 +180,9 @@ def parse_memref(text: str) -> MemrefType | None:
     space = re.search(r"address_space<(\w+)>", rest)
     strided = re.search(r"strided<\[([^\]]*)\]", rest)
     if strided:
-        strides = tuple(None if s.strip() == "?" else int(s) for s in strided.group(1).split(",") if s.strip())
+        strides = tuple(
+            None if s.strip() == "?" else int(s) for s in strided.group(1).split(",") if s.strip()
+        )
     else:
         strides = row_major(shape)
     return MemrefType(shape, dtype, strides, SPACES.get(space.group(1), space.group(1)) if space else "stack")
@@ -204,7 +227,9 @@ class _Reader:
             if not line or line.startswith("//"):
                 continue
             if line.startswith("}"):
-                return [b for b in blocks if b.ops or b.label != "entry" or len(blocks) == 1], line[1:].strip()
+                return [b for b in blocks if b.ops or b.label != "entry" or len(blocks) == 1], line[
+                    1:
+                ].strip()
             label = _BLOCK.match(line)
             if label:
                 args = [a.split(":")[0].strip() for a in split_list(label.group(2) or "")]
@@ -281,7 +306,9 @@ def parse(text: str) -> Module:
 
 @dataclass
 class AffineMap:
-    """`(d0)[s0] -> (d0 * 4 + s0, 64)`: `dims` and `symbols` by name, `results` as nested tuples (op, left, right)."""
+    """`(d0)[s0] -> (d0 * 4 + s0, 64)`: `dims` and `symbols` by name, `results` as nested tuples (op, left,
+    right).
+    """
 
     dims: list
     symbols: list

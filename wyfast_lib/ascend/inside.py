@@ -19,6 +19,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def load_kernel(module: str, file: str, name: str):
         raise
     except Exception:
         raise Failure(
-            "kernel", f"{file} does not import under triton-ascend:\n{_last_lines(traceback.format_exc())}"
+            "kernel", f"{file} does not import under triton-ascend:\n{last_lines(traceback.format_exc())}"
         ) from None
     while not isinstance(found, triton.runtime.JITFunction):
         if isinstance(found, types.FunctionType):
@@ -196,7 +197,7 @@ def to_linalg(request: dict) -> tuple[str, str]:
         raise Failure(
             "linalg",
             f"{request['name']} fails in triton-adapter-opt (status {problem.returncode}):\n"
-            f"{_last_lines(output)}",
+            f"{last_lines(output)}",
         ) from None
 
 
@@ -264,8 +265,11 @@ def compile_kernel(request: dict) -> dict:
 # ---- the loop ----
 
 
-def _last_lines(text: str, count: int = 12) -> str:
-    return "\n".join(text.strip().splitlines()[-count:])
+def last_lines(text: str, count: int = 12) -> str:
+    """See `wyfast_lib.ascend.errors.last_lines`; that package is set up after this module is read."""
+    from wyfast_lib.ascend import errors
+
+    return errors.last_lines(text, count)
 
 
 def handle(request: dict) -> dict:
@@ -282,12 +286,13 @@ def handle(request: dict) -> dict:
     except Failure as problem:
         return {"error": {"stage": problem.stage, "message": str(problem)}}
     except Exception:
-        return {"error": {"stage": request["do"], "message": _last_lines(traceback.format_exc(), 20)}}
+        return {"error": {"stage": request["do"], "message": last_lines(traceback.format_exc(), 20)}}
 
 
 def main(reply: int, memory: int, directory: str) -> None:
     """Answer requests from stdin on the file descriptor `reply` until stdin closes."""
     faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns this one; it ends us
     requests = os.fdopen(os.dup(0), "rb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

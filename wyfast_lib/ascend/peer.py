@@ -1,9 +1,10 @@
 """The peer: fla-core 0.6.0's own Ascend kernels through the same compiler and the same audit.
 
-flash-linear-attention ships wy_fast for triton-ascend as one forward and six backward kernels with three float32 scratch
-tensors between them. Nothing of it is copied here: the package is imported from its installation (extra `bench`), and
-only by the worker process. Signatures and tile sizes are what its launchers pass; tile sizes are computed by its
-own UB model with the UB size of the chip. Its kernels take a gate in base 2, which changes no byte.
+flash-linear-attention ships wy_fast for triton-ascend as one forward and six backward kernels with three
+float32 scratch tensors between them. Nothing of it is copied here: the package is imported from its
+installation (extra `bench`), and only by the worker process. Signatures and tile sizes are what its
+launchers pass; tile sizes are computed by its own UB model with the UB size of the chip. Its kernels take
+a gate in base 2, which changes no byte.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from wyfast_lib.ascend.audit import Audit, audit
@@ -54,7 +55,7 @@ class PeerKernel:
 
 
 def require() -> Path:
-    """The directory of the installed fla package. Raises ModuleNotFoundError with the pip command otherwise."""
+    """Directory of the installed fla package. Raises ModuleNotFoundError with the pip command otherwise."""
     try:
         version = importlib.metadata.version("fla-core")
     except importlib.metadata.PackageNotFoundError:
@@ -63,8 +64,9 @@ def require() -> Path:
     if spec is None or version is None:
         raise ModuleNotFoundError(f"the peer's kernels are not installed: {INSTALL_COMMAND}")
     if version != VERSION:
-        raise ModuleNotFoundError(f"fla-core {version} is installed, these comparisons are with {VERSION}: "
-                                  f"{INSTALL_COMMAND}")  # fmt: skip
+        raise ModuleNotFoundError(
+            f"fla-core {version} is installed, these comparisons are with {VERSION}: {INSTALL_COMMAND}"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
@@ -80,7 +82,7 @@ def _ub_model():
     return module
 
 
-@lru_cache(maxsize=None)
+@cache
 def _constants(module: str) -> dict:
     """The numbers that a module of the peer assigns at its top level."""
     path = require().parent / (module.replace(".", "/") + ".py")
@@ -94,8 +96,11 @@ def _constants(module: str) -> dict:
 def _parameters(module: str) -> dict:
     """Parameter names of every function of a module of the peer, without importing it."""
     path = require().parent / (module.replace(".", "/") + ".py")
-    return {n.name: [a.arg for a in n.args.args] for n in ast.parse(path.read_text()).body
-            if isinstance(n, ast.FunctionDef)}  # fmt: skip
+    return {
+        n.name: [a.arg for a in n.args.args]
+        for n in ast.parse(path.read_text()).body
+        if isinstance(n, ast.FunctionDef)
+    }
 
 
 def _tile(BT: int, dim: int, multiplier: str, largest: str) -> int:
@@ -103,17 +108,35 @@ def _tile(BT: int, dim: int, multiplier: str, largest: str) -> int:
     constants = _constants(WY_FAST)
     power = 1 << max(0, dim - 1).bit_length()
     return _ub_model().compute_row_tile_block_size(
-        BT, dim, constants[multiplier], tiling_row=False, safety_margin=constants["_SAFETY_MARGIN"],
-        fallback=constants["_FALLBACK_TILE"], min_block=8, max_block=min(constants[largest], power))  # fmt: skip
+        BT,
+        dim,
+        constants[multiplier],
+        tiling_row=False,
+        safety_margin=constants["_SAFETY_MARGIN"],
+        fallback=constants["_FALLBACK_TILE"],
+        min_block=8,
+        max_block=min(constants[largest], power),
+    )
 
 
-def peer_kernels(*, K: int = 128, V: int = 128, BT: int = 64, H: int = 32, HV: int | None = None, dtype: str = "bf16",
-                 gate_dtype: str | None = None, t_contig: bool = True, varlen: bool = False) -> list:
+def peer_kernels(
+    *,
+    K: int = 128,
+    V: int = 128,
+    BT: int = 64,
+    H: int = 32,
+    HV: int | None = None,
+    dtype: str = "bf16",
+    gate_dtype: str | None = None,
+    t_contig: bool = True,
+    varlen: bool = False,
+) -> list:
     """The seven wy_fast kernels of the peer as PeerKernel, in the order of their launches (forward first).
 
-    K, V, BT: head and chunk sizes. H key heads, HV value heads (default H). dtype: bf16, fp16 or fp32; gate_dtype: of
-    g (default dtype). t_contig: beta, g and their gradients with time innermost, as its launchers pass them when
-    HV > 1; False for the strided form that the same kernels keep. varlen: with cu_seqlens.
+    K, V, BT: head and chunk sizes. H key heads, HV value heads (default H). dtype: bf16, fp16 or fp32;
+    gate_dtype: of g (default dtype). t_contig: beta, g and their gradients with time innermost, as its
+    launchers pass them when HV > 1; False for the strided form that the same kernels keep. varlen: with
+    cu_seqlens.
     """
     HV = HV or H
     half, gate, single = f"*{dtype}", f"*{gate_dtype or dtype}", "*fp32"
@@ -122,8 +145,18 @@ def peer_kernels(*, K: int = 128, V: int = 128, BT: int = 64, H: int = 32, HV: i
     types |= dict.fromkeys(("T", "B", "task_num", "num_core"), "i32")
     if varlen:
         types |= dict.fromkeys(("cu_seqlens", "chunk_indices"), "*i64")
-    shared = {"H": H, "HV": HV, "K": K, "V": V, "BT": BT, "USE_G": True, "IS_VARLEN": varlen, "G_EXP_PRECOMP": not varlen,
-              "NT_OFFSET": 0, "BH_OFFSET": 0}  # fmt: skip
+    shared = {
+        "H": H,
+        "HV": HV,
+        "K": K,
+        "V": V,
+        "BT": BT,
+        "USE_G": True,
+        "IS_VARLEN": varlen,
+        "G_EXP_PRECOMP": not varlen,
+        "NT_OFFSET": 0,
+        "BH_OFFSET": 0,
+    }
     shared |= dict.fromkeys(("G_T_CONTIG", "BETA_T_CONTIG", "DG_T_CONTIG", "DB_T_CONTIG"), t_contig)
     tiles = {
         FORWARD: ("_RECOMPUTE_FWD_MEM_MULT", "_MAX_TILE_FWD"),
@@ -137,8 +170,16 @@ def peer_kernels(*, K: int = 128, V: int = 128, BT: int = 64, H: int = 32, HV: i
         constants = dict(shared)
         if name in tiles:
             constants |= {"BK": _tile(BT, K, *tiles[name]), "BV": _tile(BT, V, *tiles[name])}
-        kernels.append(_kernel(WY_FAST, name, "forward" if name == FORWARD else "backward", parameters[name], types,
-                               constants))  # fmt: skip
+        kernels.append(
+            _kernel(
+                WY_FAST,
+                name,
+                "forward" if name == FORWARD else "backward",
+                parameters[name],
+                types,
+                constants,
+            )
+        )
     return kernels
 
 
@@ -149,25 +190,55 @@ def _kernel(module: str, name: str, stage: str, parameters, types: dict, constan
     return PeerKernel(name, stage, f"{module}:{name}", signature, constexprs)
 
 
-def peer_dv_local(*, K: int = 64, V: int = 64, BT: int = 64, H: int = 4, HV: int = 8, BC: int = 32, dtype: str = "bf16",
-                  gate_dtype: str = "fp32", t_contig: bool = True, varlen: bool = False) -> PeerKernel:
-    """The peer's `chunk_dv_local_bwd_kernel` (sub-blocks of BC rows), by default at the shape of its published
-    6.5 -> 0.18 ms: B = 2, T = 2048, H = 4, HV = 8, K = V = 64."""
+def peer_dv_local(
+    *,
+    K: int = 64,
+    V: int = 64,
+    BT: int = 64,
+    H: int = 4,
+    HV: int = 8,
+    BC: int = 32,
+    dtype: str = "bf16",
+    gate_dtype: str = "fp32",
+    t_contig: bool = True,
+    varlen: bool = False,
+) -> PeerKernel:
+    """The peer's `chunk_dv_local_bwd_kernel` (sub-blocks of BC rows), by default at the shape of its
+    published 6.5 -> 0.18 ms: B = 2, T = 2048, H = 4, HV = 8, K = V = 64.
+    """
     name = "chunk_dv_local_bwd_kernel"
-    types = dict.fromkeys(("q", "k", "do", "dv"), f"*{dtype}") | {"g": f"*{gate_dtype}", "scale": "fp32", "T": "i32"}
+    types = dict.fromkeys(("q", "k", "do", "dv"), f"*{dtype}") | {
+        "g": f"*{gate_dtype}",
+        "scale": "fp32",
+        "T": "i32",
+    }
     if varlen:
         types |= dict.fromkeys(("cu_seqlens", "chunk_indices"), "*i64")
-    constants = {"H": H, "HV": HV, "K": K, "V": V, "BT": BT, "BC": BC, "BK": min(64, K), "BV": min(64, V), "USE_G": True,
-                 "USE_G_GAMMA": False, "G_T_CONTIG": t_contig, "IS_VARLEN": varlen, "NT_OFFSET": 0,
-                 "BH_OFFSET": 0}  # fmt: skip
+    constants = {
+        "H": H,
+        "HV": HV,
+        "K": K,
+        "V": V,
+        "BT": BT,
+        "BC": BC,
+        "BK": min(64, K),
+        "BV": min(64, V),
+        "USE_G": True,
+        "USE_G_GAMMA": False,
+        "G_T_CONTIG": t_contig,
+        "IS_VARLEN": varlen,
+        "NT_OFFSET": 0,
+        "BH_OFFSET": 0,
+    }
     return _kernel(CHUNK_O, name, "dv_local", _parameters(CHUNK_O)[name], types, constants)
 
 
-# ---- one table --------------------------------------------------------------------------------------------------
+# ---- one table
+# --------------------------------------------------------------------------------------------------
 
 
 def backward_minimum(K: int = 128, V: int = 128, BT: int = 64, bytes_each: int = 2) -> int:
-    """Bytes a chunk and head that a backward must move: k, v, dw, du, A, beta, g in; dk, dv, dbeta, dg out."""
+    """Least bytes a chunk and head of a backward: k, v, dw, du, A, beta, g in; dk, dv, dbeta, dg out."""
     return bytes_each * BT * (K + V + K + V + BT + 2 + K + V + 2)
 
 
@@ -178,7 +249,9 @@ def forward_minimum(K: int = 128, V: int = 128, BT: int = 64, bytes_each: int = 
 
 @dataclass(frozen=True)
 class PeerRow:
-    """Bytes a chunk and head of one kernel of the peer; `audit` is None and `error` set where it does not compile."""
+    """Bytes a chunk and head of one kernel of the peer; `audit` is None and `error` set where it does not
+    compile.
+    """
 
     kernel: str
     stage: str
@@ -217,13 +290,31 @@ class PeerTable:
     minimum: dict  # stage -> bytes
 
     def sums(self, stage: str, layout: str) -> dict:
-        """Summed arguments, scratch, workspace and total of a stage; kernels that do not compile count nothing."""
+        """Summed arguments, scratch, workspace and total of a stage; kernels that do not compile count
+        nothing.
+        """
         rows = [r for r in self.rows if r.stage == stage and r.layout == layout]
-        return {n: sum(getattr(r, n) for r in rows) for n in ("arguments", "scratch", "workspace", "total")} | {
-            "kernels": len(rows), "failed": sum(bool(r.error) for r in rows)}  # fmt: skip
+        return {
+            n: sum(getattr(r, n) for r in rows) for n in ("arguments", "scratch", "workspace", "total")
+        } | {"kernels": len(rows), "failed": sum(bool(r.error) for r in rows)}
 
-    HEADERS = ("kernel", "layout", "arguments", "scratch", "workspace", "total", "bursts", "discrete", "scalar",
-               "vector", "sync", "inner", "UB peak", "split", "retries")  # fmt: skip
+    HEADERS = (
+        "kernel",
+        "layout",
+        "arguments",
+        "scratch",
+        "workspace",
+        "total",
+        "bursts",
+        "discrete",
+        "scalar",
+        "vector",
+        "sync",
+        "inner",
+        "UB peak",
+        "split",
+        "retries",
+    )
 
     def table(self) -> list:
         """Text cells for HEADERS."""
@@ -233,10 +324,22 @@ class PeerTable:
                 cells.append((r.kernel, r.layout, r.error, *[""] * (len(self.HEADERS) - 3)))
                 continue
             split = {None: "one unit", True: "yes", False: "no"}[r.split]
-            cells.append((r.kernel, r.layout, *(f"{n / 1024:.1f}" for n in (r.arguments, r.scratch, r.workspace, r.total)),
-                          str(r.bursts), f"{r.discrete:g}", str(r.scalar_elements), str(r.vector_instructions),
-                          f"{r.sync:g}", str(r.inner_flags), f"{r.ub_peak / 1024:.1f}", split,
-                          str(r.retries)))  # fmt: skip
+            cells.append(
+                (
+                    r.kernel,
+                    r.layout,
+                    *(f"{n / 1024:.1f}" for n in (r.arguments, r.scratch, r.workspace, r.total)),
+                    str(r.bursts),
+                    f"{r.discrete:g}",
+                    str(r.scalar_elements),
+                    str(r.vector_instructions),
+                    f"{r.sync:g}",
+                    str(r.inner_flags),
+                    f"{r.ub_peak / 1024:.1f}",
+                    split,
+                    str(r.retries),
+                )
+            )
         return cells
 
     def summary(self) -> list:
@@ -245,24 +348,37 @@ class PeerTable:
         for stage, minimum in self.minimum.items():
             for layout in dict.fromkeys(r.layout for r in self.rows):
                 s = self.sums(stage, layout)
-                lost = f", {s['failed']} of {s['kernels']} do not compile and are not counted" if s["failed"] else ""
+                lost = (
+                    f", {s['failed']} of {s['kernels']} do not compile and are not counted"
+                    if s["failed"]
+                    else ""
+                )
+                total, arguments, scratch, workspace, least = (
+                    f"{n / 1024:.1f}"
+                    for n in (s["total"], s["arguments"], s["scratch"], s["workspace"], minimum)
+                )
                 lines.append(
-                    f"{stage}, {layout}: {s['total'] / 1024:.1f} KB = {s['total'] / minimum:.1f}x the minimum of "
-                    f"{minimum / 1024:.1f} KB (arguments {s['arguments'] / 1024:.1f}, scratch {s['scratch'] / 1024:.1f}, "
-                    f"workspace {s['workspace'] / 1024:.1f}) in {s['kernels']} launches{lost}")
+                    f"{stage}, {layout}: {total} KB = {s['total'] / minimum:.1f}x the minimum of {least} KB "
+                    f"(arguments {arguments}, scratch {scratch}, workspace {workspace}) in {s['kernels']} "
+                    f"launches{lost}"
+                )
         return lines
 
     def __str__(self) -> str:
         rows = [self.HEADERS, *self.table()]
-        widths = [max(len(row[i]) for row in rows if len(row[2]) < 20 or i < 2) for i in range(len(self.HEADERS))]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
+        widths = [
+            max(len(row[i]) for row in rows if len(row[2]) < 20 or i < 2) for i in range(len(self.HEADERS))
+        ]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)).rstrip() for row in rows]
         return "KB a chunk and head, both vector units counted\n" + "\n".join([*lines, *self.summary()])
 
     def _repr_html_(self) -> str:
         from html import escape
 
         head = "".join(f"<th>{h}</th>" for h in self.HEADERS)
-        body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.table())
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.table()
+        )
         lines = "<br>".join(escape(line) for line in self.summary())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{lines}</p>"
 
@@ -273,26 +389,55 @@ def peer_row(kernel: PeerKernel, layout: str, target: str = "Ascend910B2") -> Pe
         compiled = kernel.compile(target)
     except MemoryOverflowError as error:
         needed, there = error.required / 1024, error.available / 1024
-        return PeerRow(kernel.name, kernel.stage, layout,
-                       error=f"does not fit: needs {needed:.0f} KB of {there:.0f} KB {error.space.upper()}")  # fmt: skip
+        return PeerRow(
+            kernel.name,
+            kernel.stage,
+            layout,
+            error=f"does not fit: needs {needed:.0f} KB of {there:.0f} KB {error.space.upper()}",
+        )
     seen = audit(compiled)
     scratch = sum(seen.argument_bytes(name=s) for s in SCRATCH)
     totals = seen.totals
     return PeerRow(
-        kernel.name, kernel.stage, layout, seen.argument_bytes() - scratch, scratch, seen.workspace_bytes,
-        totals["bursts"], totals["discrete_calls"], totals["scalar_elements"], totals["vector_instructions"],
-        totals["sync_instructions"], totals["flags_inside_templates"], seen.ub_peak, seen.split, compiled.retries,
+        kernel.name,
+        kernel.stage,
+        layout,
+        seen.argument_bytes() - scratch,
+        scratch,
+        seen.workspace_bytes,
+        totals["bursts"],
+        totals["discrete_calls"],
+        totals["scalar_elements"],
+        totals["vector_instructions"],
+        totals["sync_instructions"],
+        totals["flags_inside_templates"],
+        seen.ub_peak,
+        seen.split,
+        compiled.retries,
         audit=seen,
-    )  # fmt: skip
+    )
 
 
-def peer_table(target: str = "Ascend910B2", *, K: int = 128, V: int = 128, BT: int = 64, H: int = 32,
-               HV: int | None = None, dtype: str = "bf16", gate_dtype: str | None = None,
-               layouts: tuple = (True, False)) -> PeerTable:
-    """Audit of the peer's seven wy_fast kernels in the given gate layouts (True: time innermost), a chunk and head."""
+def peer_table(
+    target: str = "Ascend910B2",
+    *,
+    K: int = 128,
+    V: int = 128,
+    BT: int = 64,
+    H: int = 32,
+    HV: int | None = None,
+    dtype: str = "bf16",
+    gate_dtype: str | None = None,
+    layouts: tuple = (True, False),
+) -> PeerTable:
+    """Audit of the peer's seven wy_fast kernels in the given gate layouts (True: time innermost), a chunk and
+    head.
+    """
     rows = []
     for t_contig in layouts:
-        for kernel in peer_kernels(K=K, V=V, BT=BT, H=H, HV=HV, dtype=dtype, gate_dtype=gate_dtype, t_contig=t_contig):
+        for kernel in peer_kernels(
+            K=K, V=V, BT=BT, H=H, HV=HV, dtype=dtype, gate_dtype=gate_dtype, t_contig=t_contig
+        ):
             rows.append(peer_row(kernel, "contiguous" if t_contig else "strided", target))
     size = 4 if dtype == "fp32" else 2
     minimum = {"forward": forward_minimum(K, V, BT, size), "backward": backward_minimum(K, V, BT, size)}

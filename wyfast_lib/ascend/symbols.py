@@ -1,9 +1,10 @@
 """Integers that may be unknown: linear forms over named unknowns, with upper bounds taken from `min`.
 
-The HIVM text of a kernel computes offsets, sizes and trip counts from run-time values (T, the program id, the task
-counter). Reading it without those values needs three answers: is this a constant, are these two offsets the same or a
-constant apart, and how large can this size be (a tile clamped at the end of a sequence is at most a full tile). A
-`Sym` answers them: `const + sum coefficient * unknown`, where an unknown is anything that is not linear.
+The HIVM text of a kernel computes offsets, sizes and trip counts from run-time values (T, the program id,
+the task counter). Reading it without those values needs three answers: is this a constant, are these two
+offsets the same or a constant apart, and how large can this size be (a tile clamped at the end of a
+sequence is at most a full tile). A `Sym` answers them: `const + sum coefficient * unknown`, where an
+unknown is anything that is not linear.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 
 
 class Unknown:
-    """One unknown: what made it (`op`) and from what (`operands`, ints or Sym), or just a name when `operands` is ().
+    """One unknown: what made it (`op`) and from what (`operands`, ints or Sym), or just a name when
+    `operands` is ().
 
-    Equal (op, operands) give the same object, so comparing and hashing stay cheap however deep an expression is.
+    Equal (op, operands) give the same object, so comparing and hashing stay cheap however deep an
+    expression is.
     """
 
     __slots__ = ("op", "operands", "serial")
@@ -43,7 +46,9 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Sym:
-    """const + sum of coefficient * Unknown. Build with the functions below; they return an int when nothing is unknown."""
+    """const + sum of coefficient * Unknown. Build with the functions below; they return an int when nothing
+    is unknown.
+    """
 
     terms: tuple = ()  # of (Unknown, coefficient), in the order of their making, no zero coefficient
     const: int = 0
@@ -64,7 +69,9 @@ def _order(x: Sym):
 
 
 def unknown(op: str, *operands) -> Sym:
-    """A new unknown as a value; equal arguments give equal values, which is how re-reads of one region are recognised."""
+    """A new unknown as a value; equal arguments give equal values, which is how re-reads of one region are
+    recognised.
+    """
     return Sym(((Unknown(op, tuple(operands)), 1),), 0)
 
 
@@ -127,8 +134,15 @@ _EXACT = {
 
 
 def binary(op: str, a, b):
-    """Any two-operand integer operation of the text; `op` is a key of the table above, else an unknown results."""
-    if op in _EXACT and isinstance(a, int) and isinstance(b, int) and not (b == 0 and op[-3:] in ("div", "mod")):
+    """Any two-operand integer operation of the text; `op` is a key of the table above, else an unknown
+    results.
+    """
+    if (
+        op in _EXACT
+        and isinstance(a, int)
+        and isinstance(b, int)
+        and not (b == 0 and op[-3:] in ("div", "mod"))
+    ):
         if b == 0 and op in ("divsi", "remsi"):
             return unknown(op, a, b)
         return _EXACT[op](a, b)
@@ -166,7 +180,9 @@ def _extreme(name, pick, xs):
 
 
 def upper(x) -> int | None:
-    """The largest value that the `min`s inside x allow, or None. min(a + 64, T) - a gives 64; max(0, y) at most y's."""
+    """The largest value that the `min`s inside x allow, or None. min(a + 64, T) - a gives 64; max(0, y) at
+    most y's.
+    """
     if isinstance(x, int):
         return x
     for u, c in x.terms:

@@ -18,6 +18,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from wyfast_lib.ascend.errors import ToolchainMissing
@@ -176,7 +177,10 @@ def _install_into(path: Path, report) -> None:
         "-r",
         str(requirements_file()),
     ]
-    result = subprocess.run(command, env={**os.environ, "TMPDIR": str(_same_disk(path))})
+    with tempfile.TemporaryDirectory(
+        prefix="pip-", dir=path.parent
+    ) as scratch:  # same disk: pip's moves are free
+        result = subprocess.run(command, env={**os.environ, "TMPDIR": scratch})
     if result.returncode != 0:
         raise ToolchainMissing(
             f"pip ended with status {result.returncode}; its output above says why. "
@@ -187,15 +191,6 @@ def _install_into(path: Path, report) -> None:
     (staging / MARKER).write_text("\n".join(pins()) + "\n")
     shutil.rmtree(path, ignore_errors=True)
     staging.rename(path)
-
-
-def _same_disk(path: Path) -> Path:
-    """A scratch directory beside the target: pip moves a finished tree, and a move is free on the same
-    disk only.
-    """
-    scratch = path.parent / "pip-scratch"
-    scratch.mkdir(exist_ok=True)
-    return scratch
 
 
 def activate() -> Path:

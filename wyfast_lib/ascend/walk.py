@@ -1,9 +1,10 @@
 """Walk a HIVM function as the device would, with integers that may be unknown, and record what it does.
 
-Every operation on integers and memrefs is evaluated (`symbols.py` holds what is not known); loops whose trip count is
-known run that often, a clamped tile counts as a full tile, and a loop over tasks whose count is not known runs once.
-Recorded are the calls of library templates with their memrefs, scalar accesses of global memory, and synchronisation.
-Sizes, offsets and trip counts are exact for the arguments given, and for a full tile where none are.
+Every operation on integers and memrefs is evaluated (`symbols.py` holds what is not known); loops whose
+trip count is known run that often, a clamped tile counts as a full tile, and a loop over tasks whose count
+is not known runs once. Recorded are the calls of library templates with their memrefs, scalar accesses of
+global memory, and synchronisation. Sizes, offsets and trip counts are exact for the arguments given, and
+for a full tile where none are.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class View:
     sizes: tuple
     full: tuple
     strides: tuple
+    alloc: int = 0  # line of the `pointer_cast` that made the buffer, 0 for global memory
 
     @property
     def address(self):
@@ -60,12 +62,17 @@ class View:
     @property
     def shape(self) -> tuple:
         """Sizes with every unknown one replaced by its full-tile value (kept unknown when there is none)."""
-        return tuple(s if isinstance(s, int) else (s if f is None else f) for s, f in zip(self.sizes, self.full))
+        return tuple(
+            s if isinstance(s, int) else (s if f is None else f)
+            for s, f in zip(self.sizes, self.full, strict=False)
+        )
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """One entry of the memory plan: `bytes` at byte `offset` of `space`, seen as shape x dtype, written on `line`."""
+    """One entry of the memory plan: `bytes` at byte `offset` of `space`, seen as shape x dtype, written on
+    `line`.
+    """
 
     space: str
     offset: int
@@ -92,7 +99,9 @@ class Event:
 
 @dataclass
 class Walk:
-    """What one program did. `tasks` counts the tasks by task loop (line -> number); without such a loop it is {}."""
+    """What one program did. `tasks` counts the tasks by task loop (line -> number); without such a loop it is
+    {}.
+    """
 
     events: list = field(default_factory=list)
     syncs: Counter = field(default_factory=Counter)  # (core, operation, pipes, loop) -> count
@@ -110,10 +119,19 @@ class Walk:
 class Walker:
     """Executes one function of a module for one program and one vector unit."""
 
-    def __init__(self, module: Module, function: Function, *, arguments=None, program=None, sub_block=0,
-                 task_loops=frozenset()):  # fmt: skip
-        """`arguments`: HIVM argument name (`%arg5`) -> int, float or sequence of ints (memory that scalars are read
-        from). `program`: index of this program in the grid, or None when unknown."""
+    def __init__(
+        self,
+        module: Module,
+        function: Function,
+        *,
+        arguments=None,
+        program=None,
+        sub_block=0,
+        task_loops=frozenset(),
+    ):
+        """`arguments`: HIVM argument name (`%arg5`) -> int, float or sequence of ints (memory that scalars
+        are read from). `program`: index of this program in the grid, or None when unknown.
+        """
         self.module, self.function = module, function
         self.arguments = dict(arguments or {})
         self.program, self.sub_block = program, sub_block
@@ -124,6 +142,7 @@ class Walker:
         self.steps = 0
         self.conditional = self.limited = 0
         self.loop: int | None = None
+        self.counters: dict = {}  # line of a loop without a known trip count -> its number
         self.inner: Counter = Counter()  # pipelined loops inside the current task-loop iteration -> trips
         self.vector_function: Counter | None = None
         self.stride_unknown = 0
@@ -143,7 +162,8 @@ class Walker:
         root = "workspace" if "<workspace>" in attrs else ("lock" if "<sync_block_lock>" in attrs else name)
         return View(root, memref.space, memref.dtype, 0, 0, (sym.unknown(f"size of {name}"),), (None,), (1,))
 
-    # ---- control flow -------------------------------------------------------------------------------------------
+    # ---- control flow
+    # -------------------------------------------------------------------------------------------
 
     def _region(self, blocks: list):
         """Run blocks from the first one; returns the values of the yield that ends it."""
@@ -181,7 +201,7 @@ class Walker:
         label, args = _target(target)
         block = graph.by_label[label]
         values = [self.value(a) for a in args]
-        self.env.update(zip(block.args, values))
+        self.env.update(zip(block.args, values, strict=False))
         return block
 
     def _cond_branch(self, graph, block, op, active) -> Block:
@@ -226,7 +246,9 @@ class Walker:
 
     def op_scf_for(self, op: Op):
         """scf.for, with or without iter_args."""
-        match = re.match(r"(%[\w-]+) = (\S+) to (\S+) step (\S+?)(?: iter_args\((.*?)\) -> .*?)?\s*(?:: \w+)?$", op.text)
+        match = re.match(
+            r"(%[\w-]+) = (\S+) to (\S+) step (\S+?)(?: iter_args\((.*?)\) -> .*?)?\s*(?:: \w+)?$", op.text
+        )
         if not match:
             raise HivmError(f"line {op.line}: scf.for not understood: {op.text[:120]}")
         variable, low, high, step, carried = match.groups()
@@ -245,9 +267,9 @@ class Walker:
         for n in range(1 if trips is None else trips):
             if is_task_loop:
                 self.inner = Counter()
-            at = sym.add(low, sym.mul(n, step)) if trips is not None else sym.unknown(f"task@{op.line}")
+            at = sym.add(low, sym.mul(n, step)) if trips is not None else self._turn(op.line)
             self.env[variable] = at
-            self.env.update(zip(names, values))
+            self.env.update(zip(names, values, strict=False))
             values = self._region(op.regions[0]) or values
             if is_task_loop:
                 self.out.tasks[op.line] += max(self.inner.values(), default=1)
@@ -272,6 +294,13 @@ class Walker:
             self.bind(op, results[0] if results else [])
         self.limited -= "limit_sub_block_id0" in op.attrs
 
+    def _turn(self, line: int):
+        """The unknown counter of a loop, named by the loop's place among its kind: the cube and the vector
+        half of a kernel walk the same tasks, and an address that both read must be one address.
+        """
+        number = self.counters.setdefault(line, len(self.counters))
+        return sym.unknown(f"turn{number}")
+
     def op_scf_while(self, op: Op):
         """scf.while: run once; its trip count is not worked out."""
         self.out.dynamic_loops.append(op.line)
@@ -291,7 +320,8 @@ class Walker:
                 return sym.compare(unknown.op[4:], a, b)
         return None
 
-    # ---- values -------------------------------------------------------------------------------------------------
+    # ---- values
+    # -------------------------------------------------------------------------------------------------
 
     def value(self, text: str):
         """The value of an operand: a name or a literal."""
@@ -327,7 +357,9 @@ class Walker:
                 self.vector_function[op.name.removeprefix("hivm_regbaseintrins.intr.hivm.")] += 1
             self.bind(op, [])
         else:
-            if not op.name.startswith(("hivm.hir.set_mask", "hivm.hir.set_ctrl", "hivm.hir.set_ffts", "llvm.")):
+            if not op.name.startswith(
+                ("hivm.hir.set_mask", "hivm.hir.set_ctrl", "hivm.hir.set_ffts", "llvm.")
+            ):
                 self.out.unread[op.name] += 1
             self.bind(op, [])
 
@@ -382,7 +414,7 @@ class Walker:
         table = self.module.maps[match.group(1)]
         names = table.dims + table.symbols
         given = [self.value(v) for v in split_list(match.group(2)) + split_list(match.group(3) or "")]
-        values = [_affine(r, dict(zip(names, given))) for r in table.results]
+        values = [_affine(r, dict(zip(names, given, strict=False))) for r in table.results]
         pick = {"affine.min": sym.minimum, "affine.max": sym.maximum}.get(op.name, lambda x: x)
         self.bind(op, [pick(*values)])
 
@@ -394,7 +426,8 @@ class Walker:
         """Which of the two vector units this is."""
         self.bind(op, [self.sub_block])
 
-    # ---- memrefs ------------------------------------------------------------------------------------------------
+    # ---- memrefs
+    # ------------------------------------------------------------------------------------------------
 
     def op_pointer_cast(self, op: Op):
         """A buffer at a fixed address: an entry of the memory plan."""
@@ -408,21 +441,27 @@ class Walker:
         first = None
         for offset in (self.value(o) for o in split_list(operands)):
             if isinstance(offset, int):
-                self.out.buffers.append(Buffer(memref.space, offset, size, memref.shape, memref.dtype, op.line))
+                self.out.buffers.append(
+                    Buffer(memref.space, offset, size, memref.shape, memref.dtype, op.line)
+                )
             first = offset if first is None else first
-        self.bind(op, [_view(memref.space, memref, first)])
+        self.bind(op, [replace(_view(memref.space, memref, first), alloc=op.line)])
 
     def op_view(self, op: Op):
         """memref.view: bytes of the workspace seen as a typed array."""
-        source, offset, type_text = re.match(r"(%[\w#-]+)\[(.*?)\]\[.*?\] : .* to (memref<.*>)$", op.text).groups()
+        source, offset, type_text = re.match(
+            r"(%[\w#-]+)\[(.*?)\]\[.*?\] : .* to (memref<.*>)$", op.text
+        ).groups()
         source = self.value(source)
         view = _view(source.space, parse_memref(type_text), sym.add(source.address, self.value(offset)))
         self.bind(op, [replace(view, root=source.root)])
 
     def op_reinterpret_cast(self, op: Op):
         """memref.reinterpret_cast: a new offset, sizes and strides on the same base."""
-        match = re.match(r"(%[\w#-]+) to offset: \[(.*?)\], sizes: \[(.*?)\], strides: \[(.*?)\] : .* to (memref<.*>)$",
-                         op.text)  # fmt: skip
+        match = re.match(
+            r"(%[\w#-]+) to offset: \[(.*?)\], sizes: \[(.*?)\], strides: \[(.*?)\] : .* to (memref<.*>)$",
+            op.text,
+        )
         source = self.value(match.group(1))
         offset, sizes, strides = ([self.value(v) for v in split_list(match.group(i))] for i in (2, 3, 4))
         memref = parse_memref(match.group(5))
@@ -436,13 +475,15 @@ class Walker:
         source = self.value(match.group(1))
         offsets, sizes, steps = ([self.value(v) for v in split_list(match.group(i))] for i in (2, 3, 4))
         offset = source.offset
-        for o, stride in zip(offsets, source.strides):
+        for o, stride in zip(offsets, source.strides, strict=False):
             offset = sym.add(offset, sym.mul(o, stride))
-        strides = [sym.mul(a, b) for a, b in zip(source.strides, steps)]
-        full = [_full(s, f) for s, f in zip(sizes, source.full)]
+        strides = [sym.mul(a, b) for a, b in zip(source.strides, steps, strict=False)]
+        full = [_full(s, f) for s, f in zip(sizes, source.full, strict=False)]
         kept = _kept_dims(sizes, parse_memref(match.group(5)))
         pick = lambda xs: tuple(xs[i] for i in kept)  # noqa: E731
-        self.bind(op, [replace(source, offset=offset, sizes=pick(sizes), full=pick(full), strides=pick(strides))])
+        self.bind(
+            op, [replace(source, offset=offset, sizes=pick(sizes), full=pick(full), strides=pick(strides))]
+        )
 
     def op_collapse_shape(self, op: Op):
         """memref.collapse_shape: the innermost dimension of each group that is not 1 gives the stride."""
@@ -480,7 +521,10 @@ class Walker:
         source = self.value(source)
         order = [int(d.strip()[1:]) for d in order.split(",")]
         pick = lambda xs: tuple(xs[i] for i in order)  # noqa: E731
-        self.bind(op, [replace(source, sizes=pick(source.sizes), full=pick(source.full), strides=pick(source.strides))])
+        self.bind(
+            op,
+            [replace(source, sizes=pick(source.sizes), full=pick(source.full), strides=pick(source.strides))],
+        )
 
     def op_metadata(self, op: Op):
         """memref.extract_strided_metadata: the bare buffer, then offset, sizes, strides."""
@@ -516,15 +560,27 @@ class Walker:
 
     def _element(self, view: View, index: str):
         at = view.offset
-        for i, stride in zip((self.value(v) for v in split_list(index)), view.strides):
+        for i, stride in zip((self.value(v) for v in split_list(index)), view.strides, strict=False):
             at = sym.add(at, sym.mul(i, stride))
         return at
 
-    # ---- what is recorded ---------------------------------------------------------------------------------------
+    # ---- what is recorded
+    # ---------------------------------------------------------------------------------------
 
     def _record(self, op: Op, template: str, operands: tuple, vector_ops: tuple = ()):
-        self.out.events.append(Event(op.line, self.function.core, self.sub_block, template, operands,
-                                     self.conditional > 0, self.limited > 0, self.loop, vector_ops))  # fmt: skip
+        self.out.events.append(
+            Event(
+                op.line,
+                self.function.core,
+                self.sub_block,
+                template,
+                operands,
+                self.conditional > 0,
+                self.limited > 0,
+                self.loop,
+                vector_ops,
+            )
+        )
 
     def op_call(self, op: Op):
         """A template call, or a call of an outlined vector function of this module, which is walked too."""
@@ -536,7 +592,7 @@ class Walker:
             return self.bind(op, [])
         inner = Walker(self.module, callee, program=self.program, sub_block=self.sub_block)
         inner.vector_function = Counter()
-        inner.env.update(zip((a[0] for a in callee.args), values))
+        inner.env.update(zip((a[0] for a in callee.args), values, strict=False))
         inner._region(callee.blocks)
         self.out.unread.update(inner.out.unread)
         self._record(op, name, values, tuple(sorted(inner.vector_function.items())))
@@ -552,11 +608,15 @@ class Walker:
 def _view(root: str, memref: MemrefType, base) -> View:
     sizes = tuple(s if s is not None else sym.unknown(f"size {root}") for s in memref.shape)
     strides = memref.strides if None not in memref.strides else row_major(memref.shape)
-    return View(root, memref.space, memref.dtype, base, 0, sizes, tuple(_full(s, None) for s in sizes), strides)
+    return View(
+        root, memref.space, memref.dtype, base, 0, sizes, tuple(_full(s, None) for s in sizes), strides
+    )
 
 
 def _full(size, of_source):
-    """Full-tile value of a size: itself, else the bound that its clamp gives, else the size of what it is cut from."""
+    """Full-tile value of a size: itself, else the bound that its clamp gives, else the size of what it is cut
+    from.
+    """
     if isinstance(size, int):
         return size
     bound = sym.upper(size)
@@ -647,20 +707,52 @@ class _Graph:
     def join(self, label: str) -> str | None:
         """The first block, in the order of the text, that both branches of `label` must pass."""
         sides = [self._reach(t) for t in self.next[label]]
-        common = [c for c in self.order if all(c in s for s in sides) and self.order.index(c) > self.order.index(label)]
+        common = [
+            c
+            for c in self.order
+            if all(c in s for s in sides) and self.order.index(c) > self.order.index(label)
+        ]
         return common[0] if common else None
 
 
 _BINARY = {}
 for _prefix in ("arith", "llvm"):
     for _name, _kind in {
-        "addi": "add", "subi": "sub", "muli": "mul", "add": "add", "sub": "sub", "mul": "mul", "divsi": "divsi",
-        "divui": "divsi", "sdiv": "divsi", "udiv": "divsi", "remsi": "remsi", "remui": "remsi", "srem": "remsi",
-        "urem": "remsi", "floordivsi": "floordiv", "ceildivsi": "ceildiv", "minsi": "min", "maxsi": "max",
-        "minui": "min", "maxui": "max", "intr.smin": "min", "intr.smax": "max", "intr.umin": "min",
-        "intr.umax": "max", "andi": "andi", "ori": "ori", "xori": "xori", "and": "andi", "or": "ori", "xor": "xori",
-        "shli": "shli", "shrsi": "shrsi", "shl": "shli", "ashr": "shrsi",
-    }.items():  # fmt: skip
+        "addi": "add",
+        "subi": "sub",
+        "muli": "mul",
+        "add": "add",
+        "sub": "sub",
+        "mul": "mul",
+        "divsi": "divsi",
+        "divui": "divsi",
+        "sdiv": "divsi",
+        "udiv": "divsi",
+        "remsi": "remsi",
+        "remui": "remsi",
+        "srem": "remsi",
+        "urem": "remsi",
+        "floordivsi": "floordiv",
+        "ceildivsi": "ceildiv",
+        "minsi": "min",
+        "maxsi": "max",
+        "minui": "min",
+        "maxui": "max",
+        "intr.smin": "min",
+        "intr.smax": "max",
+        "intr.umin": "min",
+        "intr.umax": "max",
+        "andi": "andi",
+        "ori": "ori",
+        "xori": "xori",
+        "and": "andi",
+        "or": "ori",
+        "xor": "xori",
+        "shli": "shli",
+        "shrsi": "shrsi",
+        "shl": "shli",
+        "ashr": "shrsi",
+    }.items():
         _BINARY[f"{_prefix}.{_name}"] = _kind
 
 _HANDLERS = {
@@ -697,6 +789,8 @@ _HANDLERS = {
     **{f"arith.{c}": Walker.op_same for c in ("index_cast", "index_castui", "trunci", "extsi", "extui")},
     **{f"llvm.{c}": Walker.op_same for c in ("trunc", "sext", "zext")},
     "builtin.unrealized_conversion_cast": Walker.op_same,
-    **{f"hivm.hir.{s}": Walker.op_sync
-       for s in ("set_flag", "wait_flag", "pipe_barrier", "sync_block_set", "sync_block_wait")},
-}  # fmt: skip
+    **{
+        f"hivm.hir.{s}": Walker.op_sync
+        for s in ("set_flag", "wait_flag", "pipe_barrier", "sync_block_set", "sync_block_wait")
+    },
+}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import re
 import select
 import signal
 import struct
@@ -32,10 +33,11 @@ class Worker:
     """One live worker. `call` sends a request and waits; `close` ends it."""
 
     def __init__(self) -> None:
-        directory = toolchain.locate()
+        self.directory = directory = toolchain.locate()
         self.owner = os.getpid()
         self.log = tempfile.TemporaryFile("a+b")
         self.memory = os.memfd_create("wyfast-tensors")  # the tensors of a run, seen by both processes
+        self.scratch = tempfile.TemporaryDirectory(prefix="wyfast-")  # a killed worker cannot tidy up; we do
         reply_read, reply_write = os.pipe()
         script = Path(__file__).with_name("inside.py")
         try:
@@ -45,7 +47,8 @@ class Worker:
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=(reply_write, self.memory),
-                env=_environment(directory),
+                start_new_session=True,  # a group of its own, so that a compiler it runs ends with it
+                env={**_environment(directory), "TMPDIR": self.scratch.name},
             )
         finally:
             os.close(reply_write)
@@ -69,10 +72,10 @@ class Worker:
                 f"the Ascend worker {self._end()} while it handled {request['do']!r}{self._tail()}"
             ) from None
         except TimeoutError:
+            tail = self._tail()
             self.close(kill=True)
             raise WorkerCrashed(
-                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended"
-                f"{self._tail()}"
+                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended{tail}"
             ) from None
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -99,7 +102,11 @@ class Worker:
 
     def _tail(self) -> str:
         self.log.seek(0)
-        lines = self.log.read()[-8192:].decode(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
+        lines = self.log.read()[-65536:].decode(errors="replace").strip().splitlines()
+        own = re.compile(
+            r"  File .*(<frozen |ascend/(inside|native)\.py)"
+        )  # frames that say nothing of the cause
+        lines = [line for line in lines if line.strip() and not own.match(line)][-LOG_TAIL_LINES:]
         return ":\n" + "\n".join(lines) if lines else ""
 
     def close(self, kill: bool = False) -> None:
@@ -113,12 +120,13 @@ class Worker:
         try:
             self.process.wait(timeout=0 if kill else 2)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         if self.reply is not None:
             os.close(self.reply)
             os.close(self.memory)
             self.log.close()
+            self.scratch.cleanup()
             self.reply = None
 
 
@@ -140,6 +148,10 @@ def current() -> Worker:
     global _worker
     if _worker is not None and _worker.owner != os.getpid():
         _worker = None
+    if _worker is not None and (
+        _worker.process.poll() is not None or _worker.directory != toolchain.directory()
+    ):
+        close()  # it died while idle, or another toolchain was chosen
     if _worker is None:
         _worker = Worker()
     return _worker
@@ -167,8 +179,11 @@ def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOU
             _worker.close(kill=True)
             _worker = None
             raise
-    if error := reply.get("error"):
-        raise CompileError(error["message"], error["stage"])
+        if error := reply.get("error"):
+            diagnostics = (
+                _worker._tail() if error["stage"] in ("ttir", "native", do) else ""
+            )  # MLIR prints them
+            raise CompileError(error["message"] + diagnostics, error["stage"])
     return reply
 
 

@@ -100,14 +100,15 @@ def half_sum_kernel(x, y, BT: tl.constexpr):
 
 
 @triton.jit
-def large_tile_kernel(x, y, BT: tl.constexpr):
-    """Four float32 tiles of BT live at once, 16 BT bytes of UB, which has 192 KiB on 910B; x is [3,
-    BT], y [2, BT].
+def large_tile_kernel(x, y, n, BT: tl.constexpr):
+    """y[i] = exp(x[i, 0]) x[i, 1] + x[i, 2], x [n, 3, BT] float32: several tiles of BT live at once in UB.
+
+    In a loop the compiler keeps two copies of what it loads and stores, to work on one while the other moves.
     """
     o = tl.arange(0, BT)
-    a, b, c = tl.load(x + o), tl.load(x + BT + o), tl.load(x + 2 * BT + o)
-    tl.store(y + o, tl.exp(a) * b + c)
-    tl.store(y + BT + o, a * b * c)
+    for i in range(0, n):
+        p = x + i * 3 * BT + o
+        tl.store(y + i * BT + o, tl.exp(tl.load(p)) * tl.load(p + BT) + tl.load(p + 2 * BT))
 
 
 @triton.jit
