@@ -89,7 +89,7 @@ def build(case: Case):
 
 
 def count(case: Case, compiled) -> dict:
-    """One row of the table: bytes a chunk and head (a group's bytes divided by its heads), and the verdict."""
+    """One row of the table: bytes a chunk and head (a group's divided by its heads), and the verdict."""
     from wyfast_lib.ascend.audit import audit
 
     counted = audit(compiled)

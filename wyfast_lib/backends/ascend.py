@@ -1,7 +1,7 @@
 """The NPU backend: what the planner picks, launched by Triton-Ascend. Untested on hardware.
 
-It needs torch_npu with CANN, and triton-ascend as the `triton` of this process (on an NPU host it is installed
-in place of triton; the two overwrite each other).
+It needs torch_npu with CANN, and triton-ascend as the `triton` of this process (on an NPU host it is
+installed in place of triton; the two overwrite each other).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ below are where the compiler's own memory plan stops fitting (tests compile both
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +73,7 @@ def check(k, v, beta, A, g, gk, chunks: ChunkTable | None, needs_grad: bool, arc
     for name, width in (("K", K), ("V", V)):
         if width > MAX_WIDTH:
             raise NotImplementedError(
-                f"{name} = {width}: the Ascend kernels hold whole rows in L1 (512 KiB a core), up to {MAX_WIDTH}"
+                f"{name} = {width}: the Ascend kernels hold whole rows in L1: at most {MAX_WIDTH} wide"
             )
     half = torch.promote_types(k.dtype, v.dtype) != torch.float32
     if gk is not None and BT == 128 and _tile(K) == 256 and half:
@@ -135,6 +136,26 @@ def gradients(dk, dv, dbeta, dg, layout: Layout = Layout()):
     if dg is not None and layout.dg:
         dg = dg.transpose(1, 2).contiguous()
     return dk, dv, dbeta, dg
+
+
+def interpret(launch: Launch) -> None:
+    """Run a launch in Triton's interpreter, on CPU tensors; TRITON_INTERPRET=1 must be set before the kernels
+    are imported.
+
+    Raises:
+        TypeError: a bfloat16 tensor: the interpreter multiplies the bit patterns, silently wrong by 1e10.
+        RuntimeError: the kernels were imported without TRITON_INTERPRET=1.
+    """
+    for name, x in launch.args.items():
+        if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16:
+            raise TypeError(
+                f"{name}: Triton's interpreter computes bfloat16 wrongly (it multiplies bit patterns); "
+                "backend='lowered' runs these kernels in bfloat16"
+            )
+    kernel = getattr(importlib.import_module(MODULE), launch.kernel)
+    if type(kernel).__name__ != "InterpretedFunction":
+        raise RuntimeError("set TRITON_INTERPRET=1 before the kernels are imported")
+    kernel[launch.grid](**launch.args, **launch.constexprs)
 
 
 def _launch(kernel, args, flags, use_g, H, BT, chunks, heads_a_task, device) -> Launch:
