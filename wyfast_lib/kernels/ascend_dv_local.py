@@ -27,7 +27,7 @@ def chunk_bwd_dv_local_kernel(
     """dv from q, k, do, g: one task a chunk and head.
 
     q, k [B, T, Hg, K]; do, dv [B, T, H, V]; g [B, H, T] (G_T_CONTIG) or [B, T, H]; scale float32.
-    n_tasks = chunks * H; BC divides BT.
+    n_tasks = chunks * H; BC >= 16 divides BT.
     """
     o_k = tl.arange(0, BK)
     o_v = tl.arange(0, BV)
@@ -38,8 +38,10 @@ def chunk_bwd_dv_local_kernel(
         i_b, bos, T_local, t0 = _chunk_of(task // H, cu_seqlens, chunk_indices, T, BT, IS_VARLEN)
         i_hg = i_h // (H // Hg)
         p_g = g + _gate_base(i_b, bos, i_h, T, H, G_T_CONTIG, IS_VARLEN)
+        rows = (T_local - t0).to(tl.float32)
         for i_c in range(NC):
             o_c = t0 + i_c * BC + tl.arange(0, BC)
+            n_c = (i_c * BC + tl.arange(0, BC)).to(tl.float32)
             m_c = o_c < T_local
             col = bos + o_c.to(tl.int64)
             m_kc = m_c[:, None] & (o_k < K)[None, :]
@@ -53,7 +55,10 @@ def chunk_bwd_dv_local_kernel(
                 # q is a left operand, dead after the product: it is loaded for each pair.
                 b_q = tl.load(q + ((row * Hg + i_hg) * K)[:, None] + o_k[None, :], mask=m_kr, other=0.0)
                 b_S = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-                m_S = (m_r[:, None] & m_c[None, :]) & (o_r[:, None] >= o_c[None, :])
+                # Row i exists and i >= j, so that column j exists too; as numbers in float32, because the
+                # vector unit compares integers one by one.
+                n_r = (i_r * BC + tl.arange(0, BC)).to(tl.float32)
+                m_S = tl.where(n_r < rows, n_r, -1.0)[:, None] >= n_c[None, :]
                 if USE_G:
                     r_g = _load_gate(p_g, o_r, m_r, H, G_T_CONTIG)
                     c_g = _load_gate(p_g, o_c, m_c, H, G_T_CONTIG)
