@@ -11,6 +11,8 @@ STAMP := $(VENV)/.installed
 
 # An installed torch_npu without CANN breaks `import torch` unless this is off.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
+# Threads that wait for each other asleep: spinning ones take minutes on a machine that is busy with other work.
+export OMP_WAIT_POLICY := passive
 
 .PHONY: help env toolchain notebooks test unit refresh lab lint clean
 
