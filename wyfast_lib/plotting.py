@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Okabe and Ito's eight colours, told apart with any kind of colour vision; marker and line say the same once more.
+# Okabe and Ito's eight colours, told apart with any kind of colour vision; marker and line say the same once
+# more.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")

@@ -1,7 +1,8 @@
 """Measured rows with their provenance, kept as CSV under data/.
 
 A row says what was measured (provider, operation, pass, shape, dtype, metric), the value (20th, 50th and 80th
-percentile), whether the correctness gate of that row was green, and where it comes from (device, driver, torch, triton,
+percentile), whether the correctness gate of that row was green, and where it comes from (device, driver,
+torch, triton,
 commit, date, command). Nothing here is model output: a row is a measurement, or it is not written.
 """
 
@@ -23,9 +24,12 @@ from pathlib import Path
 class Record:
     """One measured quantity.
 
-    `suite` names the experiment, `provider` who computed it, `op` the operator, `phase` forward | backward | both,
-    `shape` a name such as "B1_T8192_H32_Hg32_K128_V128_BT64", `unit` the unit of p20, p50, p80. `gate` is "pass" when the
-    result of this provider met the tolerance on these inputs, "fail" when not, "none" where nothing can be compared
+    `suite` names the experiment, `provider` who computed it, `op` the operator, `phase` forward | backward |
+    both,
+    `shape` a name such as "B1_T8192_H32_Hg32_K128_V128_BT64", `unit` the unit of p20, p50, p80. `gate` is
+    "pass" when the
+    result of this provider met the tolerance on these inputs, "fail" when not, "none" where nothing can be
+    compared
     (a plain copy). The provenance fields are filled by `provenance()`.
     """
 
@@ -57,7 +61,8 @@ _NUMBERS = ("p20", "p50", "p80")
 
 
 def percentiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """20th, 50th and 80th percentile of `samples` by linear interpolation. ValueError for an empty sequence."""
+    """20th, 50th and 80th percentile of `samples` by linear interpolation. ValueError for an empty
+    sequence."""
     if not samples:
         raise ValueError("percentiles: no samples")
     ordered = sorted(samples)
@@ -74,8 +79,10 @@ def percentiles(samples: Sequence[float]) -> tuple[float, float, float]:
 def provenance(command: str | None = None, device: str | None = None) -> dict[str, str]:
     """Where a measurement comes from, as the provenance columns of a Record.
 
-    `command`: the command line, this process's own by default. `device`: "cuda" takes the current CUDA device,
-    anything else (or None) the host processor. The commit is WYFAST_COMMIT when set (for a copy of the tree without
+    `command`: the command line, this process's own by default. `device`: "cuda" takes the current CUDA
+    device,
+    anything else (or None) the host processor. The commit is WYFAST_COMMIT when set (for a copy of the tree
+    without
     its git history), else `git rev-parse` with "+dirty" for a changed tree, else "unknown".
     """
     import torch
