@@ -1,0 +1,57 @@
+"""The backends and the one place that picks one.
+
+A backend is a module with
+    available() -> (ok, reason)          cheap, never raises
+    check_call(k, v, beta, A, g, gk, chunks, needs_grad)    raises, naming the limit that a call exceeds
+    forward(k, v, beta, A, g, gk, chunks) -> (w, u)
+    backward(k, v, beta, A, g, dw, du, chunks) -> (dk, dv, dbeta, dg)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+# Which backend a device gets unless the caller names one. Devices not listed get `torch`.
+DEFAULT = {"cpu": "torch", "cuda": "cuda", "npu": "ascend"}
+NAMES = ("torch", "cuda", "ascend", "lowered")
+
+_ready: dict[str, ModuleType] = {}  # backends that said they are available; asking again costs host time
+
+
+class BackendUnavailable(RuntimeError):
+    """The backend that a call asked for, or that its device needs, cannot run here; the message says why."""
+
+
+def load(name: str) -> ModuleType:
+    """The module of a backend; imports it, runs nothing."""
+    if name not in NAMES:
+        raise ValueError(f"backend must be one of {NAMES}, got {name!r}")
+    return importlib.import_module(f"wyfast_lib.backends.{name}")
+
+
+def availability() -> dict[str, tuple[bool, str]]:
+    """(ok, reason) of every backend on this machine."""
+    return {name: load(name).available() for name in NAMES}
+
+
+def pick(device_type: str, requested: str | None = None) -> ModuleType:
+    """The backend for such a device: `requested`, else WYFAST_BACKEND, else the device's own.
+
+    Never another one than asked for.
+
+    Raises:
+        ValueError: no backend of that name.
+        BackendUnavailable: it cannot run on this machine.
+    """
+    name = requested or os.environ.get("WYFAST_BACKEND") or DEFAULT.get(device_type, "torch")
+    if name not in _ready:
+        module = load(name)
+        ok, reason = module.available()
+        if not ok:
+            raise BackendUnavailable(
+                f"backend {name!r} is not available: {reason} (backend='torch' runs on any device)"
+            )
+        _ready[name] = module
+    return _ready[name]

@@ -1,0 +1,86 @@
+"""Every argument check of the operator, in one place, before anything is launched."""
+
+from __future__ import annotations
+
+import torch
+
+from wyfast_lib.varlen import CHUNK_SIZES, ChunkTable, resolve_chunks
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_tensor(name: str, x: object, shape: str, rank: int) -> None:
+    """Raise TypeError / ValueError unless x is a floating tensor of that rank; `shape` is for the message."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor of shape {shape}, got {type(x).__name__}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, got {x.dtype}")
+    if x.dim() != rank:
+        raise ValueError(f"{name} must have shape {shape}, got {list(x.shape)}")
+
+
+def check_shape(name: str, x: torch.Tensor, shape: str, expected: tuple[int, ...]) -> None:
+    """Raise ValueError unless x has the expected sizes."""
+    if tuple(x.shape) != tuple(expected):
+        raise ValueError(f"{name} must have shape {shape} = {list(expected)}, got {list(x.shape)}")
+
+
+def check_same_device(**tensors: torch.Tensor | None) -> None:
+    """Raise ValueError unless all given tensors live where the first one does."""
+    given = [(name, x) for name, x in tensors.items() if x is not None]
+    first, reference = given[0]
+    for name, x in given[1:]:
+        if x.device != reference.device:
+            raise ValueError(f"{name} is on {x.device}, {first} on {reference.device}: one device is needed")
+
+
+def check_heads(H: int, Hg: int, K: int) -> None:
+    """Raise ValueError unless H value heads share Hg key heads evenly."""
+    if H < 1 or Hg < 1 or K < 1:
+        raise ValueError(f"H, Hg and K must be at least 1, got H = {H}, Hg = {Hg}, K = {K}")
+    if H % Hg != 0:
+        raise ValueError(f"H must be a multiple of Hg, got H = {H} heads over Hg = {Hg} key heads")
+
+
+def check_keys_and_gates(
+    k: torch.Tensor, beta: torch.Tensor, g: torch.Tensor | None
+) -> tuple[int, int, int, int, int]:
+    """Check k [B, T, Hg, K], beta [B, T, H] and g [B, T, H] or None; return (B, T, H, Hg, K)."""
+    check_tensor("k", k, "[B, T, Hg, K]", 4)
+    check_tensor("beta", beta, "[B, T, H]", 3)
+    if g is not None:
+        check_tensor("g", g, "[B, T, H]", 3)
+    B, T, Hg, K = k.shape
+    H = beta.shape[2]
+    check_heads(H, Hg, K)
+    check_shape("beta", beta, "[B, T, H]", (B, T, H))
+    if g is not None:
+        check_shape("g", g, "[B, T, H]", (B, T, H))
+    return B, T, H, Hg, K
+
+
+def check_wy_fast(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    A: torch.Tensor,
+    g: torch.Tensor | None,
+    gk: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | ChunkTable | None,
+) -> ChunkTable | None:
+    """Check all arguments of `wy_fast`; return the chunk table, or None when the sequences are dense."""
+    check_tensor("v", v, "[B, T, H, V]", 4)
+    check_tensor("A", A, "[B, T, H, BT]", 4)
+    B, T, H, Hg, K = check_keys_and_gates(k, beta, g)
+    check_shape("v", v, "[B, T, H, V]", (B, T, H, v.shape[3]))
+    if v.shape[3] < 1:
+        raise ValueError(f"V must be at least 1, got v of shape {list(v.shape)}")
+    BT = A.shape[3]
+    if BT not in CHUNK_SIZES:
+        raise ValueError(f"A.shape[-1] is the chunk size BT and must be one of {CHUNK_SIZES}, got {BT}")
+    check_shape("A", A, "[B, T, H, BT]", (B, T, H, BT))
+    if gk is not None:
+        check_tensor("gk", gk, "[B, T, Hg, K]", 4)
+        check_shape("gk", gk, "[B, T, Hg, K]", (B, T, Hg, K))
+    check_same_device(k=k, v=v, beta=beta, A=A, g=g, gk=gk)
+    return resolve_chunks(cu_seqlens, BT, k, "k")

@@ -1,0 +1,38 @@
+"""How far a result may be from the truth: the measure and the limits that all checks share."""
+
+from __future__ import annotations
+
+import torch
+
+# Largest error ratio of an output or a gradient against the float64 closed form on the same rounded inputs.
+# A float32 product through TF32 has about 3e-4, so the float32 limit fails when TF32 is on.
+TOLERANCE = {
+    torch.float64: 1e-13,
+    torch.float32: 2e-6,
+    torch.float16: 8e-4,
+    torch.bfloat16: 6e-3,
+}
+
+
+def error_ratio(x: torch.Tensor, ref: torch.Tensor) -> float:
+    """rms(x - ref) / rms(ref), computed in float64 on the CPU.
+
+    A NaN or an infinity in x gives inf; where ref is zero everywhere, the ratio is 0 if x is too, else inf.
+
+    Args:
+        x, ref: tensors of one shape, any floating dtype, any device.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if x.shape != ref.shape:
+        raise ValueError(f"shapes differ: {list(x.shape)} against {list(ref.shape)}")
+    if x.numel() == 0:
+        return 0.0
+    x64, ref64 = (t.detach().to("cpu", torch.float64) for t in (x, ref))
+    if not torch.isfinite(x64).all():
+        return float("inf")
+    error, size = (x64 - ref64).square().mean().sqrt(), ref64.square().mean().sqrt()
+    if size == 0:
+        return 0.0 if error == 0 else float("inf")
+    return float(error / size)
