@@ -34,6 +34,9 @@ from wyfast_lib.kernels.pointers import (
 )
 
 
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)  # e^x = 2^(x log2 e): the hardware's exponential is base 2
+
+
 @triton.jit(do_not_specialize=["T", "NT"])
 def recompute_w_u_fwd_kernel(
     k, v, beta, w, u, A, g, gk, cu_seqlens, chunk_indices, T, NT,
@@ -64,7 +67,7 @@ def recompute_w_u_fwd_kernel(
         store_tile(u + row * V, b_u, rows, i_v, HV * V, V, BT, BV)
 
     if USE_G:
-        b_A *= tl.exp(load_gate(g + row, rows, HV, BT))[None, :]
+        b_A *= tl.exp2(load_gate(g + row, rows, HV, BT) * LOG2E)[None, :]
     b_Aw = b_A.to(DOT)
     for i_k in range(tl.cdiv(K, BK)):
         b_k = load_tile(k + key_row * K, rows, i_k, H * K, K, BT, BK)
@@ -128,12 +131,24 @@ def _adjoint_of_chunk(
         row = start * HV + i_h
         b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
         b_dw = load_tile(dw + row * K, rows, 0, HV * K, K, BT, BK).to(DOT)
+        b_b = load_gate(beta + row, rows, HV, BT)
+        b_c = b_b
+        if USE_G:
+            b_g = load_gate(g + row, rows, HV, BT) * LOG2E
+            b_eg = tl.exp2(b_g)
+            b_c *= b_eg
     b_M = tl.zeros([BT, BT], dtype=tl.float32)  # sum of D N over the group
     b_dk = tl.zeros([BT, BK], dtype=tl.float32)
     for i_g in range(G):
         row = start * HV + i_h * G + i_g
         if not ONE:
             b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
+            b_b = load_gate(beta + row, rows, HV, BT)
+            b_c = b_b
+            if USE_G:
+                b_g = load_gate(g + row, rows, HV, BT) * LOG2E
+                b_eg = tl.exp2(b_g)
+                b_c *= b_eg
         b_T = tl.zeros([BT, BT], dtype=tl.float32)
         for i_k in range(NK):
             if not ONE:
@@ -143,12 +158,9 @@ def _adjoint_of_chunk(
             b_P = tl.dot(tl.trans(b_A), b_dw, input_precision=PRECISION)
             b_T = tl.dot(b_P.to(DOT), tl.trans(b_k), b_T, input_precision=PRECISION)
             if KEEP_P:
-                b_c = load_gate(beta + row, rows, HV, BT)
-                if USE_G:
-                    b_c *= tl.exp(load_gate(g + row, rows, HV, BT))
                 b_dk += b_P * b_c[:, None]
         if USE_G:
-            b_T *= tl.exp(load_gate(g + row, rows, HV, BT))[None, :]
+            b_T *= b_eg[None, :]
         b_p = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_T, 0.0), 1)  # e^g <P, k>
 
         for i_v in range(tl.cdiv(V, BV)):
@@ -156,18 +168,15 @@ def _adjoint_of_chunk(
             b_v = load_tile(v + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
             b_Q = tl.dot(tl.trans(b_A), b_du, input_precision=PRECISION)
             b_T = tl.dot(b_Q.to(DOT), tl.trans(b_v), b_T, input_precision=PRECISION)
-            b_Q *= load_gate(beta + row, rows, HV, BT)[:, None]
-            store_tile(dv + row * V, b_Q, rows, i_v, HV * V, V, BT, BV)
+            store_tile(dv + row * V, b_Q * b_b[:, None], rows, i_v, HV * V, V, BT, BV)
         b_pq = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_T, 0.0), 1)  # e^g <P, k> + <Q, v>
 
-        b_b = load_gate(beta + row, rows, HV, BT)
-        b_T *= b_b[None, :]
-        b_N = -tl.dot(b_T.to(DOT), tl.trans(b_A), input_precision=PRECISION)
+        b_T *= -b_b[None, :]
+        b_N = tl.dot(b_T.to(DOT), tl.trans(b_A), input_precision=PRECISION)
         below = (o_t[:, None] > o_t[None, :]) & (o_t < rows)[:, None]
         if USE_G:
             # The exponent is masked, not the product: above the diagonal e^(g[i] - g[j]) may be infinite.
-            b_g = load_gate(g + row, rows, HV, BT)
-            b_N *= tl.exp(tl.where(below, b_g[:, None] - b_g[None, :], float("-inf")))
+            b_N *= tl.exp2(tl.where(below, b_g[:, None] - b_g[None, :], float("-inf")))
         else:
             b_N = tl.where(below, b_N, 0.0)
 
@@ -194,10 +203,10 @@ def _adjoint_of_chunk(
             b_dk = tl.zeros([BT, BK], dtype=tl.float32)
             for i_g in range(G):
                 row = start * HV + i_h * G + i_g
-                b_c = load_gate(beta + row, rows, HV, BT)
-                if USE_G:
-                    b_c *= tl.exp(load_gate(g + row, rows, HV, BT))
                 if not ONE:
+                    b_c = load_gate(beta + row, rows, HV, BT)
+                    if USE_G:
+                        b_c *= tl.exp2(load_gate(g + row, rows, HV, BT) * LOG2E)
                     b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
                     b_dw = load_tile(dw + row * K, rows, i_k, HV * K, K, BT, BK).to(DOT)
                 b_Ac = (b_A * b_c[None, :]).to(DOT)

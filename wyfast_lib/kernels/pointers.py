@@ -63,14 +63,23 @@ def load_factor(base, rows, stride, BT: tl.constexpr):
     """
     o_t = tl.arange(0, BT)
     tile = tl.load(base + (o_t * stride)[:, None] + o_t[None, :], mask=(o_t < rows)[:, None], other=0.0)
-    return tl.where((o_t < rows)[None, :], tile, 0.0)
+    if rows < BT:
+        tile = tl.where((o_t < rows)[None, :], tile, 0.0)
+    return tile
 
 
 @triton.jit
 def load_gate(base, rows, stride, BT: tl.constexpr):
-    """One scalar a token (beta or g) as float32 [BT]; zero past the chunk's end."""
+    """One scalar a token (beta or g) as float32 [BT]; zero past the chunk's end.
+
+    Gates of one head lie `stride` elements apart, so a load costs a memory sector a token. The compiler would
+    repeat a load of BT elements once for every register layout in which they are used; it does not repeat one
+    of 4 BT, so each token is read by four lanes (one sector, one request) and the copies are reduced to one.
+    """
     o_t = tl.arange(0, BT)
-    return tl.load(base + o_t * stride, mask=o_t < rows, other=0.0).to(tl.float32)
+    pointers = base + (o_t * stride)[:, None] + tl.zeros([BT, 4], dtype=tl.int32)
+    copies = tl.load(pointers, mask=(o_t < rows)[:, None], other=0.0)
+    return tl.max(copies.to(tl.float32), 1)
 
 
 @triton.jit
