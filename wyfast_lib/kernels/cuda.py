@@ -58,23 +58,35 @@ def recompute_w_u_fwd_kernel(
     row = start * HV + i_h
     key_row = start * H + i_h // (HV // H)
 
+    b_b = load_gate(beta + row, rows, HV, BT)
+    if USE_G:
+        b_g = load_gate(g + row, rows, HV, BT)
     b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(tl.float32)
-    b_A *= load_gate(beta + row, rows, HV, BT)[None, :]
+    if V <= BV:
+        b_v = load_tile(v + row * V, rows, 0, HV * V, V, BT, BV).to(DOT)
+    if K <= BK:
+        b_k = load_tile(k + key_row * K, rows, 0, H * K, K, BT, BK)
+
+    b_A *= b_b[None, :]
     b_Au = b_A.to(DOT)
     for i_v in range(tl.cdiv(V, BV)):
-        b_v = load_tile(v + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
+        if V > BV:
+            b_v = load_tile(v + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
         b_u = tl.dot(b_Au, b_v, input_precision=PRECISION)
         store_tile(u + row * V, b_u, rows, i_v, HV * V, V, BT, BV)
 
     if USE_G:
-        b_A *= tl.exp2(load_gate(g + row, rows, HV, BT) * LOG2E)[None, :]
+        b_A *= tl.exp2(b_g * LOG2E)[None, :]
     b_Aw = b_A.to(DOT)
     for i_k in range(tl.cdiv(K, BK)):
-        b_k = load_tile(k + key_row * K, rows, i_k, H * K, K, BT, BK)
+        if K > BK:
+            b_k = load_tile(k + key_row * K, rows, i_k, H * K, K, BT, BK)
         if USE_GK:
             b_gk = load_tile(gk + key_row * K, rows, i_k, H * K, K, BT, BK).to(tl.float32)
-            b_k = b_k.to(tl.float32) * tl.exp(b_gk)
-        b_w = tl.dot(b_Aw, b_k.to(DOT), input_precision=PRECISION)
+            b_kk = (b_k.to(tl.float32) * tl.exp2(b_gk * LOG2E)).to(DOT)
+        else:
+            b_kk = b_k.to(DOT)
+        b_w = tl.dot(b_Aw, b_kk, input_precision=PRECISION)
         store_tile(w + row * K, b_w, rows, i_k, HV * K, K, BT, BK)
 
 
@@ -125,30 +137,33 @@ def _adjoint_of_chunk(
     key_base = k + (start * H + i_h) * K
     o_t = tl.arange(0, BT)
 
-    if NK == 1:
-        b_k = load_tile(key_base, rows, 0, H * K, K, BT, BK).to(DOT)
     if ONE:
         row = start * HV + i_h
-        b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
-        b_dw = load_tile(dw + row * K, rows, 0, HV * K, K, BT, BK).to(DOT)
         b_b = load_gate(beta + row, rows, HV, BT)
         b_c = b_b
         if USE_G:
             b_g = load_gate(g + row, rows, HV, BT) * LOG2E
             b_eg = tl.exp2(b_g)
             b_c *= b_eg
+        b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
+        b_dw = load_tile(dw + row * K, rows, 0, HV * K, K, BT, BK).to(DOT)
+    if NK == 1:
+        b_k = load_tile(key_base, rows, 0, H * K, K, BT, BK).to(DOT)
     b_M = tl.zeros([BT, BT], dtype=tl.float32)  # sum of D N over the group
     b_dk = tl.zeros([BT, BK], dtype=tl.float32)
     for i_g in range(G):
         row = start * HV + i_h * G + i_g
         if not ONE:
-            b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
             b_b = load_gate(beta + row, rows, HV, BT)
             b_c = b_b
             if USE_G:
                 b_g = load_gate(g + row, rows, HV, BT) * LOG2E
                 b_eg = tl.exp2(b_g)
                 b_c *= b_eg
+            b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
+        if V <= BV:
+            b_du = load_tile(du + row * V, rows, 0, HV * V, V, BT, BV).to(DOT)
+            b_v = load_tile(v + row * V, rows, 0, HV * V, V, BT, BV).to(DOT)
         b_T = tl.zeros([BT, BT], dtype=tl.float32)
         for i_k in range(NK):
             if not ONE:
@@ -164,8 +179,9 @@ def _adjoint_of_chunk(
         b_p = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_T, 0.0), 1)  # e^g <P, k>
 
         for i_v in range(tl.cdiv(V, BV)):
-            b_du = load_tile(du + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
-            b_v = load_tile(v + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
+            if V > BV:
+                b_du = load_tile(du + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
+                b_v = load_tile(v + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
             b_Q = tl.dot(tl.trans(b_A), b_du, input_precision=PRECISION)
             b_T = tl.dot(b_Q.to(DOT), tl.trans(b_v), b_T, input_precision=PRECISION)
             store_tile(dv + row * V, b_Q * b_b[:, None], rows, i_v, HV * V, V, BT, BV)
