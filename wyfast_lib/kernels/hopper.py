@@ -87,6 +87,15 @@ def _clear_tail_columns(s_A, rows):
 
 
 @gluon.jit
+def _transposed(tile, smem):
+    """The transpose of a [64, 64] tile by way of a free buffer, in the same layout."""
+    barrier()
+    smem.store(tile)
+    barrier()
+    return smem.permute([1, 0]).load(tile.type.layout)
+
+
+@gluon.jit
 def _through_factor(s_A, s_y, s_z, acc):
     """X = A^T y (float32) and acc + X z^T, for one panel."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -141,8 +150,16 @@ def prepare_wy_repr_bwd_hopper_kernel(
     o_i = gl.arange(0, 64, layout=per_row)
     o_j = gl.arange(0, 64, layout=per_column)
     zero = gl.zeros([64, 64], gl.float32, layout=mma)
+    # A group carries its sums from head to head: D N in registers, D E P in shared memory (both in registers
+    # would spill). A single head keeps D E P in registers.
+    b_M = zero
+    b_Mk = zero.to(dtype)
     dk0 = zero
     dk1 = zero
+    if G > 1:
+        s_dk = gl.allocate_shared_memory(gl.float32, [NK, 64, 64], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+        for c in gl.static_range(NK):
+            s_dk.index(c).store(zero)
     for i_g in range(G):
         row = start * HV + i_h * G + i_g
         b_gate = b_g * LOG2E
@@ -164,10 +181,16 @@ def prepare_wy_repr_bwd_hopper_kernel(
         fence_async_shared()
         barrier()
         b_P, b_T = _through_factor(s_A.index(0), s_dw.index(0), s_k.index(0), zero)
-        dk0 += b_P * b_cr[:, None]
+        if G == 1:
+            dk0 = b_P * b_cr[:, None]
+        else:
+            s_dk.index(0).store(s_dk.index(0).load(mma) + b_P * b_cr[:, None])
         if NK == 2:
             b_P, b_T = _through_factor(s_A.index(0), s_dw.index(1), s_k.index(1), b_T)
-            dk1 += b_P * b_cr[:, None]
+            if G == 1:
+                dk1 = b_P * b_cr[:, None]
+            else:
+                s_dk.index(1).store(s_dk.index(1).load(mma) + b_P * b_cr[:, None])
         if G > 1:
             barrier()
             if i_g + 1 < G:
@@ -220,13 +243,15 @@ def prepare_wy_repr_bwd_hopper_kernel(
         p_db = db + row + o_i * HV
         gl.store(p_db, (b_pq + b_x).to(db.dtype.element_ty), mask=o_i < rows)
 
-        # y = colsum(D N * S): a row sum of the transposed tile, which dk needs anyway
-        b_M = (b_N * b_br[:, None]).to(dtype)
-        barrier()
-        s_A.index(0).store(b_M)
-        barrier()
-        b_Mt = s_A.index(0).permute([1, 0]).load(mma)
+        b_N *= b_br[:, None]
+        b_Mk = b_N.to(dtype)
+        b_Mt = _transposed(b_Mk, s_A.index(0))
+        if G == 1:
+            b_Mk += b_Mt  # exact: one is below the diagonal, the other above
+        else:
+            b_M += b_N
         if USE_G:
+            # y = colsum(D N * S), as a row sum of the transposed tile
             b_y = gl.sum(b_Mt.to(gl.float32) * b_S, 1)
             p_dg = dg + row + o_i * HV
             gl.store(p_dg, (b_br * (b_p + b_x) - b_y).to(dg.dtype.element_ty), mask=o_i < rows)
@@ -235,11 +260,17 @@ def prepare_wy_repr_bwd_hopper_kernel(
             if i_g + 1 < G:
                 _copy_panels(s_A, A + (row + 1) * 64, rows, HV * 64, 1)
             async_copy.commit_group()
-        b_Mk = gl.convert_layout(b_M + b_Mt, left)  # exact: one is below the diagonal, the other above
-        dk0 = warpgroup_mma(b_Mk, s_k.index(0), dk0)
-        if NK == 2:
-            dk1 = warpgroup_mma(b_Mk, s_k.index(1), dk1)
 
+    if G > 1:
+        dk0 = s_dk.index(0).load(mma)
+        if NK == 2:
+            dk1 = s_dk.index(1).load(mma)
+        b_Mk = b_M.to(dtype)
+        b_Mk += _transposed(b_Mk, s_A.index(0))
+    b_Mk = gl.convert_layout(b_Mk, left)
+    dk0 = warpgroup_mma(b_Mk, s_k.index(0), dk0)
+    if NK == 2:
+        dk1 = warpgroup_mma(b_Mk, s_k.index(1), dk1)
     _write_panel(dk + key_row * K, dk0.to(dtype), s_k.index(0), rows, H * K)
     if NK == 2:
         _write_panel(dk + key_row * K + 64, dk1.to(dtype), s_k.index(1), rows, H * K)
