@@ -11,7 +11,6 @@ STAMP := $(VENV)/.installed
 
 # An installed torch_npu without CANN breaks `import torch` unless this is off.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
-export MPLBACKEND := agg
 
 .PHONY: help env toolchain notebooks test unit refresh lab lint clean
 

@@ -15,6 +15,8 @@ def check_tensor(name: str, x: object, shape: str, rank: int) -> None:
         raise TypeError(f"{name} must be a torch.Tensor of shape {shape}, got {type(x).__name__}")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, got {x.dtype}")
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{name} must be dense and strided, got {x.layout}, nested: {x.is_nested}")
     if x.dim() != rank:
         raise ValueError(f"{name} must have shape {shape}, got {list(x.shape)}")
 

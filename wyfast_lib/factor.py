@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from wyfast_lib.checks import check_keys_and_gates, check_same_device, check_shape, check_tensor
+from wyfast_lib.checks import FLOATS, check_keys_and_gates, check_same_device, check_shape, check_tensor
 from wyfast_lib.testing import error_ratio
 from wyfast_lib.varlen import ChunkTable, check_chunk_size, resolve_chunks
 
@@ -72,13 +72,13 @@ def wy_factor(
     """
     B, T, H, Hg, K = check_keys_and_gates(k, beta, g)
     check_chunk_size(chunk_size)
-    if out_dtype is not None and not out_dtype.is_floating_point:
-        raise TypeError(f"out_dtype must be a floating dtype, got {out_dtype}")
+    if out_dtype is not None and out_dtype not in FLOATS:
+        raise TypeError(f"out_dtype must be float64, float32, float16 or bfloat16, got {out_dtype!r}")
     check_same_device(k=k, beta=beta, g=g)
     chunks = resolve_chunks(cu_seqlens, chunk_size, k, "k")
     dtype = _compute_dtype(k, beta, g)
     gate = torch.zeros_like(beta, dtype=dtype) if g is None else g.to(dtype)
-    with torch.autocast(k.device.type, enabled=False):
+    with torch.autocast("cpu" if k.is_meta else k.device.type, enabled=False):  # meta has no autocast
         tiles = (_pad_to_chunks(x.to(dtype), chunk_size, chunks) for x in (k, beta, gate))
         keys, write, gate = (x.transpose(2, 3) for x in tiles)  # [B, n, heads, BT, ...]
         gram = (keys @ keys.mT).repeat_interleave(H // Hg, dim=2)
@@ -122,8 +122,9 @@ def check_factor(
     """Error ratio of A against the float64 factor of these inputs.
 
     The backward of `wy_fast` is the true gradient only when A is the factor of the same (k, beta, g). A
-    factor kept in half precision gives about that dtype's rounding error (1e-3 in bfloat16); a value near 1
-    means that A belongs to other inputs, to another chunk size, or to a gate in log2 instead of natural log.
+    factor kept in half precision gives about that dtype's rounding error (1e-3 in bfloat16); a value well
+    above means that A belongs to other inputs (about 1), to another chunk size, or to a gate in log2 instead
+    of natural log (a few percent at usual gates).
 
     Args:
         A: [B, T, H, BT]; k: [B, T, Hg, K]; beta: [B, T, H]; g: [B, T, H] or None; cu_seqlens as in `wy_fast`.

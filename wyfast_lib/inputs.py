@@ -115,10 +115,11 @@ def make_inputs(
         shape = SHAPES[shape]
     B, T, H, Hg, K, V, BT = (getattr(shape, f.name) for f in fields(shape))
     gate_dtype = gate_dtype or (torch.float64 if dtype == torch.float64 else torch.float32)
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator("cpu").manual_seed(seed)
 
     def draw(*size):
-        return torch.randn(*size, generator=random)
+        # Both named: torch.set_default_device and set_default_dtype must not change the numbers.
+        return torch.randn(*size, generator=random, device="cpu", dtype=torch.float32)
 
     q, k = (F.normalize(draw(B, T, Hg, K), dim=-1).to(device, dtype) for _ in range(2))
     v = draw(B, T, H, V).to(device, dtype)
@@ -134,7 +135,7 @@ def make_inputs(
 def _log_decay(a: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     """-exp(A_log) * softplus(a + dt_bias): a rate in [1, 16] and, at a = 0, a step in [0.001, 0.1]."""
     H = a.shape[-1]
-    rate = torch.empty(H).uniform_(1, 16, generator=random)
-    step = torch.empty(H).uniform_(-6.907755, -2.302585, generator=random).exp()
+    rate = a.new_empty(H).uniform_(1, 16, generator=random)
+    step = a.new_empty(H).uniform_(-6.907755, -2.302585, generator=random).exp()
     dt_bias = step + torch.log(-torch.expm1(-step))  # the inverse of softplus
     return -rate * F.softplus(a + dt_bias)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from wyfast_lib import backends, library
 from wyfast_lib.checks import check_wy_fast
 from wyfast_lib.varlen import ChunkTable
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Identity on the gradients of a backward that builds a graph; differentiating through it raises.
+
+    `once_differentiable` of PyTorch does this only when the upstream gradient itself carries a graph: after
+    `w.sum()` a gradient penalty would be constant without a word. Here the saved inputs count as well.
+    """
+
+    @staticmethod
+    def forward(ctx, count, *gradients_and_sources):
+        return gradients_and_sources[:count]
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError("wy_fast is differentiable once: its backward has no derivative of its own")
 
 
 class WyFastFunction(torch.autograd.Function):
@@ -25,13 +40,12 @@ class WyFastFunction(torch.autograd.Function):
         if k.shape[0] * k.shape[1] == 0:
             B, T, H, V = v.shape
             return k.new_empty(B, T, H, k.shape[3]), v.new_empty(B, T, H, V)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or k.is_meta:  # meta tensors: shapes only
             return library.recompute_w_u(k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend)
         chunks = library.chunk_table(cu_seqlens, chunk_indices, A)
         return backends.pick(k.device.type, backend).forward(k, v, beta, A, g, gk, chunks)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dw, du):
         if ctx.has_gk:
             raise NotImplementedError(
@@ -39,16 +53,19 @@ class WyFastFunction(torch.autograd.Function):
                 "Call it under torch.no_grad(), or without gk"
             )
         k, v, beta, A, g, cu_seqlens, chunk_indices = ctx.saved_tensors
-        dk, dv, dbeta, dg = WyFastFunction._gradients(
-            k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, ctx.backend
-        )
+        with torch.no_grad():
+            dk, dv, dbeta, dg = WyFastFunction._gradients(
+                k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, ctx.backend
+            )
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            dk, dv, dbeta, dg = _DifferentiableOnce.apply(4, dk, dv, dbeta, dg, k, v, beta, g, dw, du)
         return dk, dv, dbeta, None, None if g is None else dg, None, None, None, None
 
     @staticmethod
     def _gradients(k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, backend):
         if k.shape[0] * k.shape[1] == 0:
             return tuple(None if x is None else torch.zeros_like(x) for x in (k, v, beta, g))
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or k.is_meta:
             return library.prepare_wy_repr_bwd(
                 k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, backend
             )

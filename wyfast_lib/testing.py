@@ -13,6 +13,27 @@ TOLERANCE = {
     torch.bfloat16: 6e-3,
 }
 
+# The inputs whose dtype a result's matrix products may run in. A kernel feeds its matrix unit operands in the
+# dtype of k (products with keys) or of v (with values), whatever the dtype of the result: beta's float32
+# gradient out of bfloat16 keys carries bfloat16 rounding. beta, g and A are no operands in this sense:
+# scales are applied in float32, and A is widened to the dtype of the key or value beside it.
+_OPERANDS = {"w": "k", "u": "v", "dk": "kv", "dv": "v", "dbeta": "kv", "dg": "kv"}
+
+
+def tolerance(name: str, result: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
+    """Largest error ratio allowed for one result of a call: the looser of its own dtype and its operands'.
+
+    Args:
+        name: "w", "u", "dk", "dv", "dbeta" or "dg".
+        result: that tensor; k, v: the inputs of the call. Only dtypes are read.
+
+    Raises:
+        KeyError: no result of that name.
+    """
+    operands = {"k": k, "v": v}
+    dtypes = [result.dtype, *(operands[x].dtype for x in _OPERANDS[name])]
+    return max(TOLERANCE[dtype] for dtype in dtypes)
+
 
 def error_ratio(x: torch.Tensor, ref: torch.Tensor) -> float:
     """rms(x - ref) / rms(ref), computed in float64 on the CPU.

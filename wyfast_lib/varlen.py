@@ -12,7 +12,7 @@ import torch
 CHUNK_SIZES = (16, 32, 64, 128)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # comparing tensors has no truth value; a table equals itself only
 class ChunkTable:
     """The chunks of sequences packed into one row of T tokens; made by `prepare_chunks`.
 
@@ -102,7 +102,9 @@ def prepare_chunks(cu_seqlens: torch.Tensor, chunk_size: int) -> ChunkTable:
             "cu_seqlens has to be read back from the device, which torch.compile cannot do inside a graph: "
             "call prepare_chunks(cu_seqlens, chunk_size) outside and pass its table as cu_seqlens"
         )
-    offsets = cu_seqlens.detach().to("cpu", torch.int64)
+    # A copy: the table must not follow when the caller writes into the same buffer later. The device is named
+    # everywhere because torch.set_default_device may say another.
+    offsets = cu_seqlens.detach().to("cpu", torch.int64, copy=True)
     lengths = offsets.diff()
     if offsets[0] != 0:
         raise ValueError(f"cu_seqlens must start at 0, got {int(offsets[0])}")
@@ -112,9 +114,9 @@ def prepare_chunks(cu_seqlens: torch.Tensor, chunk_size: int) -> ChunkTable:
             f"cu_seqlens must not decrease, got {int(offsets[first])} followed by {int(offsets[first + 1])}"
         )
     counts = (lengths + chunk_size - 1) // chunk_size
-    sequence = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    sequence = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     first_chunk = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    chunk = torch.arange(len(sequence)) - first_chunk
+    chunk = torch.arange(len(sequence), device="cpu") - first_chunk
     indices = torch.stack([sequence, chunk], dim=1).to(torch.int32)
     return ChunkTable(
         cu_seqlens=offsets.to(cu_seqlens.device),
@@ -140,12 +142,13 @@ def resolve_chunks(
         raise ValueError(
             f"cu_seqlens packs all sequences into one row: B must be 1, got {name} with B = {B}"
         )
-    offsets = cu_seqlens.cu_seqlens if isinstance(cu_seqlens, ChunkTable) else cu_seqlens
-    if offsets.device != like.device:
-        raise ValueError(f"cu_seqlens is on {offsets.device}, {name} on {like.device}")
-    table = (
-        cu_seqlens if isinstance(cu_seqlens, ChunkTable) else prepare_chunks(cu_seqlens, chunk_size)
-    )
+    table = isinstance(cu_seqlens, ChunkTable)
+    for offsets in (cu_seqlens.cu_seqlens, cu_seqlens.indices) if table else (cu_seqlens,):
+        if offsets.device != like.device:
+            raise ValueError(
+                f"cu_seqlens is on {offsets.device}, {name} on {like.device}: one device is needed"
+            )
+    table = cu_seqlens if table else prepare_chunks(cu_seqlens, chunk_size)
     if table.chunk_size != chunk_size:
         raise ValueError(
             f"the chunk table was prepared for chunks of {table.chunk_size}, this call needs {chunk_size}"

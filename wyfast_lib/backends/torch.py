@@ -1,18 +1,23 @@
 """The operator in plain PyTorch: any device, any width, float64 too; the default on CPUs.
 
-All chunks of a head are one batched matrix product on strided views of the inputs. Scales that belong to
-rows of k and v (beta, exp(g)) are moved onto the [BT, BT] factor beside them, which is the smaller operand,
-so no scaled copy of k or v is made. Products run in float32 (float64 when an input is), whatever the inputs'
-dtype; float32 products obey torch's own precision setting (IEEE unless the user asks for TF32).
+Chunks of all heads are gathered into one batch of matrix products, a block of chunks at a time, through
+buffers that all blocks of a call share: what one block needs stays in a CPU's cache, and no block pays for
+fresh pages. Products run in float32 (float64 when an input is), whatever the inputs' dtype, and obey torch's
+own precision setting (IEEE unless the user asks for TF32).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from wyfast_lib.varlen import ChunkTable
+
+# Elements of one [BT, K] operand over the chunks and heads of a block: 2 MB of float32 stay in a CPU's L2
+# cache; an accelerator wants few large launches instead.
+CPU_BLOCK, DEVICE_BLOCK = 1 << 19, 1 << 26
 
 
 def available() -> tuple[bool, str]:
@@ -24,59 +29,74 @@ def check_call(k, v, beta, A, g, gk, chunks, needs_grad) -> None:
     """Nothing that `wyfast_lib.checks` accepts is refused here."""
 
 
-class Strided:
-    """n chunks of one length, evenly spaced in time: taken as views, no copy.
+class Workspace:
+    """Named buffers of one call, one dtype; a name asked for again gives the same memory."""
 
-    `first` is the token where they begin.
-    """
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.dtype, self.device, self.buffers = dtype, device, {}
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        size = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self.buffers[name][:size].view(shape)
+
+
+class Strided:
+    """`count` consecutive chunks of `rows` tokens in each batch row, the first at token `first`."""
 
     def __init__(self, first: int, count: int, rows: int):
-        self.first, self.count, self.rows = first, count, rows
+        self.tokens, self.shape = slice(first, first + count * rows), (count, rows)
 
-    def take(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, ...] -> [B * n, rows, ...]; a view whenever the strides of B and n can be merged."""
-        tiles = x[:, self.first : self.first + self.count * self.rows]
-        return tiles.unflatten(1, (self.count, self.rows)).flatten(0, 1)
+    def tiles(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, h, ...] -> view [B * count, h, rows, ...] (a copy when B > 1 and B and T do not merge)."""
+        return x[:, self.tokens].unflatten(1, self.shape).flatten(0, 1).transpose(1, 2)
 
-    def take_factor(self, A: torch.Tensor) -> torch.Tensor:
-        """[B, T, BT] -> [B * n, rows, rows]: past the tail there is no column."""
-        return self.take(A)[..., : self.rows]
+    def factor(self, A: torch.Tensor) -> torch.Tensor:
+        """[B, T, H, BT] -> [B * count, H, rows, rows]: past the tail there is no column."""
+        return self.tiles(A[..., : self.shape[1]])
 
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
-        """Write tiles [B * n, rows, ...] to their tokens of out [B, T, ...]."""
-        view = out[:, self.first : self.first + self.count * self.rows].unflatten(1, (self.count, self.rows))
-        view.copy_(tiles.unflatten(0, view.shape[:2]))
+        """Write tiles [B * count, h, rows, ...] to their tokens of out [B, T, h, ...]."""
+        target = out[:, self.tokens].unflatten(1, self.shape).transpose(2, 3)
+        target.copy_(tiles.view(target.shape))
 
 
 class Packed:
-    """The chunks of packed sequences: gathered by token, short ones filled with zero rows."""
+    """Some chunks of packed sequences: gathered by token, short ones filled with zero rows."""
 
-    def __init__(self, chunks: ChunkTable):
-        self.tokens, self.valid = chunks.rows()
-        self.positions = chunks.positions()
+    def __init__(self, tokens: torch.Tensor, valid: torch.Tensor):
+        self.index, self.valid = tokens, valid
 
-    def take(self, x: torch.Tensor) -> torch.Tensor:
-        """[1, T, ...] -> [NT, BT, ...]"""
-        tiles = x[0].index_select(0, self.tokens.flatten()).unflatten(0, self.valid.shape)
-        return tiles.masked_fill_(~self.valid.view(*self.valid.shape, *[1] * (tiles.dim() - 2)), 0)
+    def tiles(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, T, h, ...] -> [n, h, BT, ...]"""
+        tiles = x[0, self.index]
+        absent = ~self.valid.view(*self.valid.shape, *[1] * (tiles.dim() - 2))
+        return tiles.masked_fill_(absent, 0).transpose(1, 2)
 
-    def take_factor(self, A: torch.Tensor) -> torch.Tensor:
-        """[1, T, BT] -> [NT, BT, BT], zero past the tail in both directions."""
-        return self.take(A).masked_fill_(~self.valid[:, None, :], 0)
+    def factor(self, A: torch.Tensor) -> torch.Tensor:
+        """[1, T, H, BT] -> [n, H, BT, BT], zero past the tail in both directions."""
+        return self.tiles(A).masked_fill_(~self.valid[:, None, None, :], 0)
 
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
-        """Write tiles [NT, BT, ...] to their tokens of out [1, T, ...]."""
-        out[0].copy_(tiles.flatten(0, 1).index_select(0, self.positions))
+        """Write tiles [n, h, BT, ...] to their tokens of out [1, T + 1, h, ...], absent rows to the spare."""
+        target = torch.where(self.valid, self.index, out.shape[1] - 1).flatten()
+        out[0].index_copy_(0, target, tiles.transpose(1, 2).flatten(0, 1).to(out.dtype))
 
 
-def tilings(T: int, BT: int, chunks: ChunkTable | None) -> Iterator[Strided | Packed]:
-    """The batches of equally long chunks that cover all tokens: full ones, then the tails; or packed ones."""
+def blocks(A: torch.Tensor, width: int, chunks: ChunkTable | None) -> Iterator[Strided | Packed]:
+    """Blocks of equally long chunks that together hold every token; width is the larger of K and V."""
+    B, T, H, BT = A.shape
+    budget = CPU_BLOCK if A.device.type == "cpu" else DEVICE_BLOCK
+    step = max(1, budget // (B * H * BT * width))
     if chunks is not None:
-        yield Packed(chunks)
+        tokens, valid = chunks.rows()
+        for i in range(0, chunks.num_chunks, step):
+            yield Packed(tokens[i : i + step], valid[i : i + step])
         return
     full, tail = divmod(T, BT)
-    if full:
-        yield Strided(0, full, BT)
+    for i in range(0, full, step):
+        yield Strided(i * BT, min(step, full - i), BT)
     if tail:
         yield Strided(full * BT, 1, tail)
 
@@ -87,82 +107,99 @@ def compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
+def new_output(like: torch.Tensor, heads: int, chunks: ChunkTable | None) -> torch.Tensor:
+    """Empty [B, T, heads, ...] of like's dtype; packed outputs get a spare token that absent rows go to."""
+    return like.new_empty(like.shape[0], like.shape[1] + (chunks is not None), heads, *like.shape[3:])
+
+
+def gather(tiles: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Copy tiles [n, h, rows, D] to out [n, h * group, rows, D], each head group times, rows times scale."""
+    n, h, *rest = tiles.shape
+    source, target = tiles.unsqueeze(2), out.view(n, h, -1, *rest)
+    if scale is None:
+        target.copy_(source.expand(target.shape))
+    else:
+        torch.mul(source, scale.view(n, h, -1, rest[0], 1), out=target)
+    return out.flatten(0, 1)
+
+
 def forward(k, v, beta, A, g, gk, chunks):
     """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`."""
-    B, T, H, BT = A.shape
-    group = H // k.shape[2]
-    dtype = compute_dtype(k, v, beta, A, g, gk)
-    w, u = k.new_empty(B, T, H, k.shape[3]), v.new_empty(B, T, H, v.shape[3])
+    T, H, K, V = A.shape[1], A.shape[2], k.shape[3], v.shape[3]
+    work = Workspace(compute_dtype(k, v, beta, A, g, gk), k.device)
+    w, u = new_output(k, H, chunks), new_output(v, H, chunks)
     with torch.autocast(k.device.type, enabled=False):
-        for tiling in tilings(T, BT, chunks):
-            for h in range(H):
-                kv = h // group
-                keys = tiling.take(k[:, :, kv]).to(dtype)
-                if gk is not None:
-                    keys = keys * tiling.take(gk[:, :, kv]).to(dtype).exp()
-                values, write = tiling.take(v[:, :, h]).to(dtype), tiling.take(beta[:, :, h]).to(dtype)
-                factor = tiling.take_factor(A[:, :, h]).to(dtype)
-                factor = factor * write[:, None, :]  # columns scaled by beta
-                tiling.put(u[:, :, h], factor @ values)
-                if g is not None:
-                    factor = factor * tiling.take(g[:, :, h]).to(dtype).exp()[:, None, :]
-                tiling.put(w[:, :, h], factor @ keys)
-    return w, u
+        for block in blocks(A, max(K, V), chunks):
+            write = block.tiles(beta).to(work.dtype)
+            n, _, r = write.shape
+            factor = gather(block.factor(A), work("factor", n, H, r, r))
+            values = gather(block.tiles(v), work("tile", n, H, r, V), write)
+            block.put(u, torch.bmm(factor, values, out=work("product", n * H, r, V)).view(n, H, r, V))
+            read = write if g is None else write * block.tiles(g).to(work.dtype).exp()
+            keys = gather(block.tiles(k), work("tile", n, H, r, K), read)
+            if gk is not None:
+                keys.mul_(gather(block.tiles(gk), work("gk", n, H, r, K)).exp_())
+            block.put(w, torch.bmm(factor, keys, out=work("product", n * H, r, K)).view(n, H, r, K))
+    return w[:, :T], u[:, :T]
 
 
 def backward(k, v, beta, A, g, dw, du, chunks):
     """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
-    B, T, H, BT = A.shape
-    Hg = k.shape[2]
-    group = H // Hg
-    dtype = compute_dtype(k, v, beta, A, g)
-    dk, dv, dbeta = (x.new_empty(x.shape) for x in (k, v, beta))
-    dg = None if g is None else g.new_empty(g.shape)
+    T, H, Hg, K, V = A.shape[1], A.shape[2], k.shape[2], k.shape[3], v.shape[3]
+    work = Workspace(compute_dtype(k, v, beta, A, g), k.device)
+    dk, dv, dbeta = new_output(k, Hg, chunks), new_output(v, H, chunks), new_output(beta, H, chunks)
+    dg = None if g is None else new_output(g, H, chunks)
     with torch.autocast(k.device.type, enabled=False):
-        for tiling in tilings(T, BT, chunks):
-            for kv in range(Hg):
-                keys, dkeys = tiling.take(k[:, :, kv]).to(dtype), None
-                for h in range(kv * group, (kv + 1) * group):
-                    own, *rest = head_adjoint(
-                        keys,
-                        tiling.take_factor(A[:, :, h]).to(dtype),
-                        None if g is None else tiling.take(g[:, :, h]).to(dtype),
-                        *(tiling.take(x[:, :, h]).to(dtype) for x in (v, beta, dw, du)),
-                    )
-                    dkeys = own if dkeys is None else dkeys.add_(own)
-                    for out, tiles in zip((dv, dbeta, dg), rest, strict=True):
-                        if out is not None:
-                            tiling.put(out[:, :, h], tiles)
-                tiling.put(dk[:, :, kv], dkeys)
-    return dk, dv, dbeta, dg
+        for block in blocks(A, max(K, V), chunks):
+            write = block.tiles(beta).to(work.dtype).contiguous()
+            n, _, r = write.shape
+            gate = None if g is None else block.tiles(g).to(work.dtype).contiguous()
+            keys = gather(block.tiles(k), work("k", n, H, r, K))
+            factor = gather(block.factor(A), work("A", n, H, r, r))
+            others = (
+                gather(block.tiles(x), work(name, n, H, r, x.shape[3]))
+                for name, x in (("v", v), ("dw", dw), ("du", du))
+            )
+            flat = (None if x is None else x.flatten(0, 1) for x in (gate, write))
+            tiles = [x if x is None else x.view(n, H, *x.shape[1:])
+                     for x in chunk_adjoint(work, keys, factor, *flat, *others)]
+            if H != Hg:
+                tiles[0] = tiles[0].view(n, Hg, H // Hg, r, K).sum(2)
+            for out, tile in zip((dk, dv, dbeta, dg), tiles, strict=True):
+                if out is not None:
+                    block.put(out, tile)
+    return tuple(None if x is None else x[:, :T] for x in (dk, dv, dbeta, dg))
 
 
-def head_adjoint(k, A, g, v, beta, dw, du):
-    """The row form of the adjoint for n chunks of one head.
+def chunk_adjoint(work, k, A, g, beta, v, dw, du):
+    """The row form of the adjoint: k, dw [n, r, K]; v, du [n, r, V]; beta, g [n, r]; A [n, r, r].
 
-    k, dw: [n, r, K]; v, du: [n, r, V]; beta, g: [n, r]; A: [n, r, r]. Returns dk, dv, dbeta, dg (None when
-    g is). With N = -(A^T dA A^T) exp(g[i] - g[j]) below the diagonal, P = A^T dw, Q = A^T du, X = N k and
-    Y = N^T (beta k), every scalar gradient is a row sum of a product that dk needs anyway: no k k^T.
+    Returns dk, dv, dbeta, dg (None when g is), in buffers of `work`. With N = -(A^T dA A^T) exp(g[i] - g[j])
+    below the diagonal and Z = e^g A^T dw + N k, Y = N^T (beta k), Q = A^T du, every scalar gradient is a row
+    sum of a product that dk = beta Z + Y or dv = beta Q needs anyway, so k k^T is never formed.
     """
     eg = None if g is None else g.exp()
-    read = beta if eg is None else beta * eg
-    dA = (dw @ k.mT).mul_(read[:, None, :]).add_((du @ v.mT).mul_(beta[:, None, :]))
-    N = A.mT @ (dA @ A.mT)
-    lower = torch.ones(N.shape[-2:], dtype=torch.bool, device=N.device).tril(-1)
+    inner = torch.bmm(dw, k.mT, out=work("inner", *A.shape))
+    if g is not None:
+        inner.mul_(eg[:, None, :])
+    inner.baddbmm_(du, v.mT)  # dA without the column factor beta, which goes to A^T on its right
+    scaled = torch.mul(A, beta[:, None, :], out=work("scaled", *A.shape))
+    N = torch.bmm(torch.bmm(A.mT, inner, out=work("half", *A.shape)), scaled.mT, out=inner)
+    above = torch.ones(N.shape[-2:], dtype=torch.bool, device=N.device).triu()
     if g is not None:
         # The exponent is masked, not the product: above the diagonal exp may be infinite.
-        N.mul_((g[:, :, None] - g[:, None, :]).masked_fill_(~lower, -torch.inf).exp_())
-    N = N.neg_().masked_fill_(~lower, 0)
-    P, Q = A.mT @ dw, A.mT @ du
-    X = N @ k
-    Y = (N.mT * beta[:, None, :]) @ k
-    from_w = _row_dot(P, k) if eg is None else eg * _row_dot(P, k)
-    through_k = from_w + _row_dot(X, k)
-    dbeta = through_k + _row_dot(Q, v)
-    dg = None if g is None else beta * through_k - _row_dot(Y, k)
-    dk = P.mul_(read[..., None]).add_(X.mul_(beta[..., None])).add_(Y)
-    return dk, Q.mul_(beta[..., None]), dbeta, dg
+        decay = torch.sub(g[:, :, None], g[:, None, :], out=work("half", *A.shape))
+        N.mul_(decay.masked_fill_(above, -torch.inf).exp_())
+    N.masked_fill_(above, 0).neg_()
+    Q = torch.bmm(A.mT, du, out=work("Q", *du.shape))
+    weighted = A if eg is None else torch.mul(A, eg[:, None, :], out=scaled)
+    Z = torch.bmm(weighted.mT, dw, out=work("Z", *k.shape)).baddbmm_(N, k)
+    Y = torch.bmm(torch.mul(N, beta[:, :, None], out=work("half", *A.shape)).mT, k, out=work("Y", *k.shape))
 
+    def row_dot(a, b):
+        return torch.mul(a, b, out=work("dot", *a.shape)).sum(-1)
 
-def _row_dot(a, b):
-    return torch.einsum("nik,nik->ni", a, b)
+    from_keys = row_dot(Z, k)
+    dbeta = from_keys + row_dot(Q, v)
+    dg = None if g is None else beta * from_keys - row_dot(Y, k)
+    return Y.addcmul_(beta[..., None], Z), Q.mul_(beta[..., None]), dbeta, dg

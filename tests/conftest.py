@@ -1,0 +1,65 @@
+"""Fixtures: the backends of this machine, their devices, fixed seeds, and memory that starts as NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+from wyfast_lib import backends
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `support`, also from folders below this one
+
+# The same examples in every run: a red pipeline can be repeated. `--hypothesis-profile=explore` searches on.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40, database=None)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile("ci")
+
+DEVICES = {"torch": "cpu", "lowered": "cpu", "cuda": "cuda", "ascend": "npu"}
+# `lowered` compiles every new shape with the Ascend compiler, for seconds: ask for it with --backends.
+DEFAULT_BACKENDS = "torch,cuda,ascend"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--backends",
+        default=DEFAULT_BACKENDS,
+        help="comma-separated backends that the operator's tests run on, as far as this machine has them",
+    )
+
+
+def runnable(name: str) -> bool:
+    """Is this backend part of the package and available on this machine?"""
+    found = importlib.util.find_spec(f"wyfast_lib.backends.{name}") is not None
+    return found and backends.load(name).available()[0]
+
+
+def pytest_generate_tests(metafunc):
+    if "backend" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--backends").split(",")
+        metafunc.parametrize("backend", [name for name in asked if runnable(name)])
+
+
+@pytest.fixture
+def device(backend) -> str:
+    """Where the inputs of this backend live."""
+    return DEVICES[backend]
+
+
+@pytest.fixture(autouse=True)
+def same_seed_everywhere():
+    """No test depends on which ones ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def memory_starts_as_nan():
+    """torch.empty and its kin return NaN, so an element that is never written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(1).new_empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
