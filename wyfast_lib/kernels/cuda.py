@@ -1,12 +1,15 @@
 """The two kernels for NVIDIA GPUs: w, u forward, and the whole adjoint in one launch.
 
 Names follow the field: H key heads, HV value heads (HV % H == 0), BT tokens a chunk, BK and BV tile widths.
-One program computes one chunk of one head (forward) or of one key head with all its value heads (backward), so
+One program computes one chunk of one head (forward) or of one key head with all its value heads (backward),
+so
 that dk is summed in registers. Programs are numbered head first: neighbours read neighbouring memory, and the
 32-byte sectors of the gates are shared in L2.
 
-The backward uses the adjoint in a form in which every operand of a product is a tile as it lies in memory or the
-result of a product, never a scaled copy of k or v. With E = diag(e^g), D = diag(beta), P = A^T dw, Q = A^T du:
+The backward uses the adjoint in a form in which every operand of a product is a tile as it lies in memory or
+the
+result of a product, never a scaled copy of k or v. With E = diag(e^g), D = diag(beta), P = A^T dw, Q = A^T
+du:
 
     T = (P k^T E + Q v^T) D                      (= A^T dA, without forming dA)
     N = -(T A^T)[i, j] e^(g[i] - g[j])           for i > j, else 0
@@ -34,7 +37,8 @@ from wyfast_lib.kernels.pointers import (
 )
 
 
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)  # e^x = 2^(x log2 e): the hardware's exponential is base 2
+# e^x = 2^(x log2 e): the hardware's exponential has base 2
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
@@ -49,7 +53,8 @@ def recompute_w_u_fwd_kernel(
 
     The scale goes to the columns of A, so that k and v are used as they lie in memory.
 
-    k [B, T, H, K], v [B, T, HV, V], beta and g [B, T, HV], A [B, T, HV, BT], gk [B, T, H, K] -> w [B, T, HV, K],
+    k [B, T, H, K], v [B, T, HV, V], beta and g [B, T, HV], A [B, T, HV, BT], gk [B, T, H, K] -> w [B, T, HV,
+    K],
     u [B, T, HV, V]; all contiguous. DOT: dtype of the products' operands.
     """
     i = tl.program_id(0)
@@ -90,31 +95,9 @@ def recompute_w_u_fwd_kernel(
         store_tile(w + row * K, b_w, rows, i_k, HV * K, K, BT, BK)
 
 
-@triton.jit(do_not_specialize=["T", "NT", "NTASK"])
+@triton.jit(do_not_specialize=["T", "NT"])
 def prepare_wy_repr_bwd_kernel(
-    k, v, beta, g, A, dw, du, dk, dv, db, dg, cu_seqlens, chunk_indices, T, NT, NTASK,
-    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    USE_G: tl.constexpr, IS_VARLEN: tl.constexpr, KEEP_P: tl.constexpr, LOOP: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradients of all chunks; LOOP: a fixed grid walks over the tasks, else one program a task."""
-    if LOOP:
-        for i in tl.range(tl.program_id(0), NTASK, tl.num_programs(0)):
-            _adjoint_of_chunk(
-                i, k, v, beta, g, A, dw, du, dk, dv, db, dg, cu_seqlens, chunk_indices, T, NT,
-                H, HV, K, V, BT, BK, BV, USE_G, IS_VARLEN, KEEP_P, DOT, PRECISION,
-            )  # fmt: skip
-    else:
-        _adjoint_of_chunk(
-            tl.program_id(0), k, v, beta, g, A, dw, du, dk, dv, db, dg, cu_seqlens, chunk_indices, T, NT,
-            H, HV, K, V, BT, BK, BV, USE_G, IS_VARLEN, KEEP_P, DOT, PRECISION,
-        )  # fmt: skip
-
-
-@triton.jit
-def _adjoint_of_chunk(
-    i, k, v, beta, g, A, dw, du, dk, dv, db, dg, cu_seqlens, chunk_indices, T, NT,
+    k, v, beta, g, A, dw, du, dk, dv, db, dg, cu_seqlens, chunk_indices, T, NT,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, IS_VARLEN: tl.constexpr, KEEP_P: tl.constexpr,
@@ -122,16 +105,16 @@ def _adjoint_of_chunk(
 ):  # fmt: skip
     """Gradients of one chunk, one key head and its HV // H value heads; formulas in the module's docstring.
 
-    dw [B, T, HV, K], du [B, T, HV, V] -> dk [B, T, H, K], dv [B, T, HV, V], db and dg [B, T, HV]; the rest as in
-    the forward kernel; all contiguous. KEEP_P holds the sum of D E P in registers (one tile must hold all of K);
+    dw [B, T, HV, K], du [B, T, HV, V] -> dk [B, T, H, K], dv [B, T, HV, V], db and dg [B, T, HV]; the rest
+    as in
+    the forward kernel; all contiguous. KEEP_P holds the sum of D E P in registers (one tile must hold all of
+    K);
     without it P is computed a second time at the end, from tiles that are still on the chip.
-
-    Gates are loaded where they are used, again if need be (the second load answers from L1): held over the whole
-    program in the layouts of rows and of columns they cost more registers than an accumulator.
     """
     G: tl.constexpr = HV // H
     NK: tl.constexpr = (K + BK - 1) // BK
     ONE: tl.constexpr = G * NK == 1
+    i = tl.program_id(0)
     i_h, i_c = i % H, i // H
     start, rows = chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT, IS_VARLEN)
     key_base = k + (start * H + i_h) * K

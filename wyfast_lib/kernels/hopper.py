@@ -1,13 +1,16 @@
-"""The backward kernel for Hopper GPUs, with the memory of the chip managed by hand (Gluon, part of Triton).
+"""The kernels for Hopper GPUs, with the memory of the chip managed by hand (Gluon, part of Triton).
 
-Same mathematics as `prepare_wy_repr_bwd_kernel` in `cuda.py` (see there), for the common case: BT = 64, K and V of
-64 or 128, one half-precision dtype for k, v, A and the incoming gradients. What it adds is overlap. Every tile is
-copied to shared memory by the asynchronous copy unit before the first product, no operand passes through
-registers on its way in, and 168 registers and 74 KB a program let three programs share a multiprocessor.
+Same mathematics as `cuda.py` (see there), for the common case: BT = 64, K and V of 64 or 128, one
+half-precision dtype for k, v, A and the incoming gradients. What they add is overlap: every tile is copied to
+shared memory by the asynchronous copy unit before the first product, and no operand passes through registers
+on its way in.
 
-Tiles are kept as panels of 64 columns: a panel is one 128-byte swizzled block, and a product of one panel needs half
-the registers. A buffer is filled again as soon as its last reader has finished: by the next head of the group
-(GQA), or by a result on its way out.
+Tiles are kept as panels of 64 columns: a panel is one 128-byte swizzled block, and a product of one panel
+needs half the registers. A buffer is filled again as soon as its last reader has finished: by the next head of
+the group (GQA), or by a result on its way out.
+
+G_T_CONTIG says that beta, g and their gradients are [B, HV, T] (stride 1) instead of [B, T, HV] (stride HV); dense
+calls only. The backend leaves it off: `bench --suite gates` measures why.
 """
 
 from __future__ import annotations
@@ -67,6 +70,17 @@ def _write_panel(base, value, smem, rows, stride):
 
 
 @gluon.jit
+def _gates(start, i_c, i_h, T, NT, HV: gl.constexpr, G_T_CONTIG: gl.constexpr):
+    """Where the gates of a chunk and value head i_h start, their stride, and the distance to the next head."""
+    if G_T_CONTIG:
+        i_b = (i_c // NT).to(gl.int64)
+        offset = (i_b * HV + i_h) * T + (start - i_b * T)
+        return offset, 1, T
+    else:
+        return start * HV + i_h, HV, 1
+
+
+@gluon.jit
 def _load_gate(base, rows, stride):
     """One scalar a token as float32 [64]; zero past the chunk's end."""
     o_t = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0]))
@@ -109,7 +123,7 @@ def _through_factor(s_A, s_y, s_z, acc):
 def prepare_wy_repr_bwd_hopper_kernel(
     k, v, beta, g, A, dw, du, dk, dv, db, dg, cu_seqlens, chunk_indices, T, NT,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
-    USE_G: gl.constexpr, IS_VARLEN: gl.constexpr,
+    USE_G: gl.constexpr, IS_VARLEN: gl.constexpr, G_T_CONTIG: gl.constexpr,
 ):  # fmt: skip
     """Gradients of one chunk, one key head and its HV // H value heads; arguments as in `cuda.py`."""
     G: gl.constexpr = HV // H
@@ -142,10 +156,11 @@ def prepare_wy_repr_bwd_hopper_kernel(
     _copy_panels(s_du, du + row * V, rows, HV * V, NV)
     _copy_panels(s_v, v + row * V, rows, HV * V, NV)
     async_copy.commit_group()
-    b_b = _load_gate(beta + row, rows, HV)
+    gate, stride, head = _gates(start, i_c, i_h * G, T, NT, HV, G_T_CONTIG)
+    b_b = _load_gate(beta + gate, rows, stride)
     b_g = b_b
     if USE_G:
-        b_g = _load_gate(g + row, rows, HV)
+        b_g = _load_gate(g + gate, rows, stride)
 
     o_i = gl.arange(0, 64, layout=per_row)
     o_j = gl.arange(0, 64, layout=per_column)
@@ -217,9 +232,9 @@ def prepare_wy_repr_bwd_hopper_kernel(
             if i_g + 1 < G:
                 _copy_panels(s_du, du + (row + 1) * V, rows, HV * V, NV)
                 _copy_panels(s_v, v + (row + 1) * V, rows, HV * V, NV)
-                b_b = _load_gate(beta + row + 1, rows, HV)
+                b_b = _load_gate(beta + gate + head, rows, stride)
                 if USE_G:
-                    b_g = _load_gate(g + row + 1, rows, HV)
+                    b_g = _load_gate(g + gate + head, rows, stride)
             async_copy.commit_group()
         b_pq = gl.sum(gl.where(o_i[:, None] == o_j[None, :], b_T, 0.0), 1)  # e^g <P, k> + <Q, v>
 
@@ -240,7 +255,7 @@ def prepare_wy_repr_bwd_hopper_kernel(
         else:
             b_N = gl.where(below, b_N, 0.0)
         b_x = gl.sum(b_N * b_S, 1)
-        p_db = db + row + o_i * HV
+        p_db = db + gate + o_i * stride
         gl.store(p_db, (b_pq + b_x).to(db.dtype.element_ty), mask=o_i < rows)
 
         b_N *= b_br[:, None]
@@ -253,13 +268,14 @@ def prepare_wy_repr_bwd_hopper_kernel(
         if USE_G:
             # y = colsum(D N * S), as a row sum of the transposed tile
             b_y = gl.sum(b_Mt.to(gl.float32) * b_S, 1)
-            p_dg = dg + row + o_i * HV
+            p_dg = dg + gate + o_i * stride
             gl.store(p_dg, (b_br * (b_p + b_x) - b_y).to(dg.dtype.element_ty), mask=o_i < rows)
         if G > 1:
             barrier()
             if i_g + 1 < G:
                 _copy_panels(s_A, A + (row + 1) * 64, rows, HV * 64, 1)
             async_copy.commit_group()
+        gate += head
 
     if G > 1:
         dk0 = s_dk.index(0).load(mma)
@@ -280,7 +296,7 @@ def prepare_wy_repr_bwd_hopper_kernel(
 def recompute_w_u_fwd_hopper_kernel(
     k, v, beta, w, u, A, g, cu_seqlens, chunk_indices, T, NT,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
-    USE_G: gl.constexpr, IS_VARLEN: gl.constexpr,
+    USE_G: gl.constexpr, IS_VARLEN: gl.constexpr, G_T_CONTIG: gl.constexpr,
 ):  # fmt: skip
     """w and u of one chunk and one value head; arguments as in `cuda.py`."""
     NK: gl.constexpr = K // 64
@@ -301,14 +317,15 @@ def recompute_w_u_fwd_hopper_kernel(
     s_A = gl.allocate_shared_memory(dtype, [1, 64, 64], swizzled)
     s_k = gl.allocate_shared_memory(dtype, [NK, 64, 64], swizzled)
     s_v = gl.allocate_shared_memory(dtype, [NV, 64, 64], swizzled)
-    b_b = _load_gate(beta + row, rows, HV)
+    gate, stride, head = _gates(start, i_c, i_h, T, NT, HV, G_T_CONTIG)
+    b_b = _load_gate(beta + gate, rows, stride)
     _copy_panels(s_A, A + row * 64, rows, HV * 64, 1)
     _copy_panels(s_v, v + row * V, rows, HV * V, NV)
     async_copy.commit_group()
     _copy_panels(s_k, k + key_row * K, rows, H * K, NK)
     async_copy.commit_group()
     if USE_G:
-        b_g = _load_gate(g + row, rows, HV)
+        b_g = _load_gate(g + gate, rows, stride)
 
     async_copy.wait_group(1)
     if rows < 64:

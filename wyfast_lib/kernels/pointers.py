@@ -15,7 +15,8 @@ def chunk_span(i_c, cu_seqlens, chunk_indices, T, NT, BT: tl.constexpr, IS_VARLE
     """First token (int64, counted over all of B x T) and number of tokens (int32, 1..BT) of chunk i_c.
 
     Dense: chunks are counted batch by batch, NT of length BT each, the last of a batch may be short.
-    Packed: chunk_indices[i_c] = (sequence, chunk inside that sequence), cu_seqlens holds the sequences' bounds.
+    Packed: chunk_indices[i_c] = (sequence, chunk inside that sequence), cu_seqlens holds the sequences'
+    bounds.
     """
     if IS_VARLEN:
         i_n = tl.load(chunk_indices + i_c * 2).to(tl.int64)
