@@ -36,7 +36,6 @@ from wyfast_lib.kernels.pointers import (
     store_tile,
 )
 
-
 # e^x = 2^(x log2 e): the hardware's exponential has base 2
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 

@@ -6,11 +6,11 @@ shared memory by the asynchronous copy unit before the first product, and no ope
 on its way in.
 
 Tiles are kept as panels of 64 columns: a panel is one 128-byte swizzled block, and a product of one panel
-needs half the registers. A buffer is filled again as soon as its last reader has finished: by the next head of
-the group (GQA), or by a result on its way out.
+needs half the registers. A buffer is filled again as soon as its last reader has finished: by the next head
+of the group (GQA), or by a result on its way out.
 
-G_T_CONTIG says that beta, g and their gradients are [B, HV, T] (stride 1) instead of [B, T, HV] (stride HV); dense
-calls only. The backend leaves it off: `bench --suite gates` measures why.
+G_T_CONTIG says that beta, g and their gradients are [B, HV, T] (stride 1) instead of [B, T, HV] (stride HV);
+dense calls only. The backend leaves it off: `bench --suite gates` measures why.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _write_panel(base, value, smem, rows, stride):
 
 @gluon.jit
 def _gates(start, i_c, i_h, T, NT, HV: gl.constexpr, G_T_CONTIG: gl.constexpr):
-    """Where the gates of a chunk and value head i_h start, their stride, and the distance to the next head."""
+    """Where the gates of a chunk and value head i_h start, their stride, the distance to the next head."""
     if G_T_CONTIG:
         i_b = (i_c // NT).to(gl.int64)
         offset = (i_b * HV + i_h) * T + (start - i_b * T)
