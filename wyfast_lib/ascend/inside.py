@@ -1,0 +1,317 @@
+"""What runs inside the worker process: import a kernel under the Ascend triton, and take it through the
+compiler.
+
+Started by `wyfast_lib.ascend.worker` as a script; nothing else imports it. Kernel -> TTIR -> linalg
+(triton-ascend) -> HIVM (bishengir-compile). The packages `wyfast_lib` and `wyfast_lib.ascend` are set up
+without running their __init__, which imports torch (2 s): a kernel needs triton only, and one that asks for
+more gets the real package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import pickle
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+import types
+from pathlib import Path
+
+if __name__ == "__main__":
+    del sys.path[0]  # this script's own folder: its module names must not shadow anybody's
+
+LIBRARY = Path(__file__).resolve().parents[1]
+
+
+def bare_package(name: str, folder: Path) -> None:
+    """Register a package that runs its own __init__ only when somebody asks for a name that is not a
+    submodule.
+    """
+    module = types.ModuleType(name)
+    module.__path__ = [str(folder)]
+    module.__file__ = str(folder / "__init__.py")
+
+    def on_demand(attribute: str):
+        if attribute.startswith("__") or importlib.util.find_spec(f"{name}.{attribute}") is not None:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        if module.__dict__.pop("__getattr__", None) is not None:
+            exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), module.__dict__)
+        return getattr(module, attribute)
+
+    module.__getattr__ = on_demand
+    sys.modules[name] = module
+
+
+class Failure(Exception):
+    """An expected failure: its text goes to the caller as it is."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+# ---- the kernel's module ----
+
+
+def load_kernel(module: str, file: str, name: str):
+    """The @triton.jit function `name` of a module, imported under the Ascend triton (and jitted if it
+    was plain).
+    """
+    import triton
+
+    try:
+        found = getattr(_import(module, file), name)
+    except Failure:
+        raise
+    except Exception:
+        raise Failure(
+            "kernel", f"{file} does not import under triton-ascend:\n{last_lines(traceback.format_exc())}"
+        ) from None
+    while not isinstance(found, triton.runtime.JITFunction):
+        if isinstance(found, types.FunctionType):
+            return triton.jit(found)
+        if not hasattr(found, "fn"):
+            raise Failure(
+                "kernel", f"{name} in {file} is a {type(found).__name__}, not a @triton.jit function"
+            )
+        found = found.fn
+    return found
+
+
+def _import(module: str, file: str) -> types.ModuleType:
+    if module:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is not None and spec.origin and os.path.realpath(spec.origin) == os.path.realpath(file):
+            return importlib.import_module(module)
+    alias = "wyfast_kernels_" + hashlib.sha256(file.encode()).hexdigest()[:16]
+    if alias not in sys.modules:
+        folder = str(Path(file).parent)
+        if folder not in sys.path:
+            sys.path.append(folder)  # for helpers beside it
+        spec = importlib.util.spec_from_file_location(alias, file)
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[alias] = loaded
+        try:
+            spec.loader.exec_module(loaded)
+        except BaseException:
+            del sys.modules[alias]
+            raise
+    return sys.modules[alias]
+
+
+class StandInNpu(importlib.abc.MetaPathFinder):
+    """Gives torch, when a kernel's module imports it, a `torch.npu` without devices.
+
+    Modules written for the NPU look it up while they are imported; nothing of it is called to compile a
+    kernel.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        """torch's own spec, with the namespace added behind its import; None for every other module."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                if not hasattr(module, "npu"):
+                    module.npu = types.SimpleNamespace(
+                        is_available=lambda: False, device_count=lambda: 0, device=contextlib.nullcontext
+                    )
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+# ---- kernel -> TTIR -> linalg ----
+
+
+class StandInDriver:
+    """Answers what a kernel's module asks while it is imported, without a device; it cannot launch
+    anything.
+    """
+
+    def __init__(self, target) -> None:
+        self.target = target
+
+    def get_current_target(self):
+        """The GPUTarget that the compilation is for."""
+        return self.target
+
+    def get_benchmarker(self):
+        """What @triton.autotune stores when it decorates, and would call at a launch."""
+        return self._no_device
+
+    def _no_device(self, *args, **kwargs):
+        raise RuntimeError("there is no NPU here: kernels are compiled, not launched")
+
+
+def to_linalg(request: dict) -> tuple[str, str]:
+    """(TTIR text, linalg text) of a kernel for a target."""
+    import triton
+    from triton._C.libtriton import ir
+    from triton.backends.ascend.compiler import AscendBackend, make_ttir, ttir_to_linalg
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource
+
+    target = GPUTarget("npu", request["target"], 0)
+    triton.runtime.driver.set_active(StandInDriver(target))
+    function = load_kernel(request["module"], request["file"], request["name"])
+    backend = AscendBackend(target)
+    options = backend.parse_options({"compile_on_910_95": request["arch35"], **request["options"]})
+    source = ASTSource(function, request["signature"], request["constexprs"])
+    context = ir.context()
+    ir.load_dialects(context)
+    metadata = {"target": target, **options.__dict__}
+    try:
+        module = source.make_ir(
+            options, backend.get_codegen_implementation(), backend.get_module_map(), context
+        )
+    except Exception as problem:
+        raise Failure(
+            "ttir", f"{request['name']} is not accepted by triton-ascend: {type(problem).__name__}: {problem}"
+        ) from None
+    module = make_ttir(module, metadata, options)
+    ttir = re.sub(r'loc\("[^"]*/([^"/]+)"', r'loc("\1"', str(module))  # a file's name, not where it lies
+    try:
+        return ttir, ttir_to_linalg(module, metadata, options, named_ops=True)
+    except subprocess.CalledProcessError as problem:
+        output = problem.stderr.decode(errors="replace") if problem.stderr else ""
+        raise Failure(
+            "linalg",
+            f"{request['name']} fails in triton-adapter-opt (status {problem.returncode}):\n"
+            f"{last_lines(output)}",
+        ) from None
+
+
+# ---- linalg -> HIVM ----
+
+
+def to_hivm(request: dict, linalg: str) -> tuple[str, str, int]:
+    """(HIVM text or "", everything the compiler printed, its exit status)."""
+    program = Path(request["toolchain"]) / "ascendnpuir/bin" / request["compiler"]
+    text = re.sub(r', mix_mode\s*=\s*"[^"]*"', "", linalg)
+    with tempfile.TemporaryDirectory(prefix="wyfast-") as scratch:
+        source = Path(scratch) / "kernel.ttadapter.mlir"
+        source.write_text(text)
+        saved = Path(scratch) / "saved"
+        saved.mkdir()
+        command = [
+            str(program),
+            str(source),
+            f"--target={request['target']}",
+            *request["flags"],
+            f"--save-temps={saved}",
+            "-o",
+            str(Path(scratch) / "kernel.o"),
+        ]
+        done = subprocess.run(
+            command,
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env=_compiler_environment(Path(scratch), request["compiler"]),
+        )
+        written = saved / "module.hivm.opt.mlir"
+        hivm = written.read_text() if written.is_file() else ""
+        return hivm, (done.stdout + done.stderr).replace(scratch + os.sep, ""), done.returncode
+
+
+def _compiler_environment(scratch: Path, compiler: str) -> dict[str, str]:
+    """PATH with a stand-in for `hivmc`, CANN's last code generator, where there is none.
+
+    Without it bishengir-compile takes the missing program for a failure of the kernel; the arch35 one then
+    tries again four times with ever fewer optimisations. The stand-in ends the compilation well where the
+    public part ends.
+    """
+    environment = dict(os.environ)
+    name = "hivmc-a5" if compiler.endswith("-a5") else "hivmc"
+    if shutil.which(name) is None:
+        folder = scratch / "stand-in"
+        folder.mkdir()
+        script = folder / name
+        script.write_text("#!/bin/sh\nexit 0\n")
+        script.chmod(0o755)
+        environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', '')}"
+    return environment
+
+
+def compile_kernel(request: dict) -> dict:
+    """The whole way: {"ttir", "linalg", "hivm", "log", "status"}."""
+    ttir, linalg = to_linalg(request)
+    hivm, log, status = to_hivm(request, linalg)
+    return {"ttir": ttir, "linalg": linalg, "hivm": hivm, "log": log, "status": status}
+
+
+# ---- the loop ----
+
+
+def last_lines(text: str, count: int = 12) -> str:
+    """See `wyfast_lib.ascend.errors.last_lines`; that package is set up after this module is read."""
+    from wyfast_lib.ascend import errors
+
+    return errors.last_lines(text, count)
+
+
+def handle(request: dict) -> dict:
+    """Do one request; every exception becomes an error reply."""
+    for entry in request.pop("path", ()):
+        if entry not in sys.path:
+            sys.path.append(entry)
+    try:
+        if request["do"] == "compile":
+            return compile_kernel(request)
+        from wyfast_lib.ascend import native
+
+        return native.handle(request)
+    except Failure as problem:
+        return {"error": {"stage": problem.stage, "message": str(problem)}}
+    except Exception:
+        return {"error": {"stage": request["do"], "message": last_lines(traceback.format_exc(), 20)}}
+
+
+def main(reply: int, memory: int, directory: str) -> None:
+    """Answer requests from stdin on the file descriptor `reply` until stdin closes."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns this one; it ends us
+    requests = os.fdopen(os.dup(0), "rb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.set_inheritable(reply, False)
+    os.set_inheritable(memory, False)
+    bare_package("wyfast_lib", LIBRARY)
+    bare_package("wyfast_lib.ascend", LIBRARY / "ascend")
+    sys.meta_path.insert(0, StandInNpu())
+    sys.modules["wyfast_lib.ascend.inside"] = sys.modules["__main__"]
+    if str(LIBRARY.parent) not in sys.path:
+        sys.path.append(str(LIBRARY.parent))
+    with os.fdopen(reply, "wb") as replies:
+        while header := requests.read(8):
+            request = pickle.loads(requests.read(struct.unpack("<Q", header)[0]))
+            request.update(toolchain=directory, memory=memory)
+            data = pickle.dumps(handle(request))
+            replies.write(struct.pack("<Q", len(data)) + data)
+            replies.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
