@@ -57,9 +57,9 @@ LAUNCH: dict[tuple[str, int, int, int], tuple[Tiles, ...]] = {
     ("forward", 0, 2, 64): (Tiles(64, 64), Tiles(32, 32)),
     ("forward", 9, 2, 64): (Tiles(32, 32, num_warps=2, num_stages=3), Tiles(32, 32)),
     ("forward", 0, 2, 128): (Tiles(64, 64, num_warps=8), Tiles(32, 32, num_warps=8), Tiles(16, 16)),
-    ("forward", 0, 4, 16): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
-    ("forward", 0, 4, 32): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
-    ("forward", 0, 4, 64): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
+    ("forward", 0, 4, 16): (Tiles(32, 32), Tiles(16, 16)),
+    ("forward", 0, 4, 32): (Tiles(32, 32), Tiles(16, 16)),
+    ("forward", 0, 4, 64): (Tiles(32, 32, num_warps=8), Tiles(16, 16)),
     ("forward", 0, 4, 128): (Tiles(32, 32, num_warps=8), Tiles(16, 16, num_warps=8)),
     ("backward", 0, 2, 16): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
     ("backward", 0, 2, 32): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
@@ -70,10 +70,10 @@ LAUNCH: dict[tuple[str, int, int, int], tuple[Tiles, ...]] = {
         Tiles(32, 32, num_warps=8),
         Tiles(16, 16, num_warps=8),
     ),
-    ("backward", 0, 4, 16): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
-    ("backward", 0, 4, 32): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
-    ("backward", 0, 4, 64): (Tiles(64, 64), Tiles(32, 32), Tiles(16, 16)),
-    ("backward", 0, 4, 128): (Tiles(32, 32, num_warps=8), Tiles(16, 16, num_warps=8)),
+    ("backward", 0, 4, 16): (Tiles(32, 32), Tiles(16, 16)),
+    ("backward", 0, 4, 32): (Tiles(32, 32), Tiles(16, 16)),
+    ("backward", 0, 4, 64): (Tiles(16, 16),),
+    ("backward", 0, 4, 128): (Tiles(16, 16, num_warps=16),),
 }
 
 _precision = os.environ.get("WYFAST_FLOAT32_PRECISION", "ieee")
