@@ -7,6 +7,7 @@ import torch
 from support import GRADIENTS, INPUTS, assert_bitwise, assert_equal, check, draw, reference, run
 
 from wyfast_lib import WyFastFunction, backends, wy_fast
+from wyfast_lib.backends import torch as torch_backend
 from wyfast_lib.testing import TOLERANCE, error_ratio, tolerance
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -259,3 +260,36 @@ def test_a_backend_that_cannot_run_says_so_and_nothing_replaces_it(monkeypatch):
 
 def test_the_autograd_function_is_public():
     assert issubclass(WyFastFunction, torch.autograd.Function)
+
+
+@pytest.mark.parametrize("name, cu", NAN_CASES)
+def test_nan_does_not_wait_in_a_buffer_for_the_next_chunk(monkeypatch, name, cu):
+    """The torch backend reuses its buffers from block to block; here every chunk is a block."""
+    monkeypatch.setattr(torch_backend, "CPU_BLOCK", 1)
+    test_nan_stays_inside_its_row_chunk_and_head("torch", "cpu", name, cu)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cu", [None, [0, 70, 70, 300]])
+def test_many_blocks_equal_one(monkeypatch, cu, dtype):
+    call = draw(1 if cu else 2, 300, 4, 2, 64, 32, 64, cu=cu, dtype=dtype)
+    one = check(call, "torch")
+    monkeypatch.setattr(torch_backend, "CPU_BLOCK", 1)
+    many = check(call, "torch")
+    for n, x in one.items():
+        assert error_ratio(many[n], x) <= tolerance(n, x, call.k, call.v)
+
+
+@pytest.mark.parametrize("cu", [None, [0, 5, 40]])
+def test_outputs_may_be_changed_in_place_and_own_their_memory(backend, device, cu):
+    call = draw(cu=cu, device=device)
+    expected = run(call, backend)
+    k = call.k.requires_grad_()
+    w, u = wy_fast(k, call.v, call.beta, call.A, call.g, cu_seqlens=call.chunks, backend=backend)
+    w.mul_(2)
+    u.zero_()
+    (dk,) = torch.autograd.grad(w, k, call.dw)
+    doubled = reference(replace(call, dw=2 * call.dw, du=torch.zeros_like(call.du)))["dk"]
+    assert torch.equal(w, 2 * expected["w"]) and error_ratio(dk, doubled) <= TOLERANCE[torch.float32]
+    for x in (w, u, dk):
+        assert x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes

@@ -56,6 +56,10 @@ class Strided:
         """[B, T, H, BT] -> [B * count, H, rows, rows]: past the tail there is no column."""
         return self.tiles(A[..., : self.shape[1]])
 
+    def gate(self, g: torch.Tensor) -> torch.Tensor:
+        """[B, T, H] -> [B * count, H, rows]"""
+        return self.tiles(g)
+
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
         """Write tiles [B * count, h, rows, ...] to their tokens of out [B, T, h, ...]."""
         target = out[:, self.tokens].unflatten(1, self.shape).transpose(2, 3)
@@ -67,6 +71,10 @@ class Packed:
 
     def __init__(self, tokens: torch.Tensor, valid: torch.Tensor):
         self.index, self.valid = tokens, valid
+        row = torch.arange(valid.shape[1], device=valid.device)
+        self.chunk = torch.arange(valid.shape[0], device=valid.device)[:, None]
+        self.row = torch.minimum(row, valid.sum(1, keepdim=True) - 1)  # absent rows stand for the last one
+        self.last = tokens.gather(1, self.row)
 
     def tiles(self, x: torch.Tensor) -> torch.Tensor:
         """[1, T, h, ...] -> [n, h, BT, ...]"""
@@ -78,10 +86,14 @@ class Packed:
         """[1, T, H, BT] -> [n, H, BT, BT], zero past the tail in both directions."""
         return self.tiles(A).masked_fill_(~self.valid[:, None, None, :], 0)
 
+    def gate(self, g: torch.Tensor) -> torch.Tensor:
+        """[1, T, H] -> [n, H, BT]; past the tail the last gate again, for exp(0 - g) would overflow."""
+        return g[0, self.last].transpose(1, 2)
+
     def put(self, out: torch.Tensor, tiles: torch.Tensor) -> None:
-        """Write tiles [n, h, BT, ...] to their tokens of out [1, T + 1, h, ...], absent rows to the spare."""
-        target = torch.where(self.valid, self.index, out.shape[1] - 1).flatten()
-        out[0].index_copy_(0, target, tiles.transpose(1, 2).flatten(0, 1).to(out.dtype))
+        """Write tiles [n, h, BT, ...] to their tokens of out [1, T, h, ...]; absent rows repeat the last."""
+        rows = tiles[self.chunk, :, self.row].flatten(0, 1)
+        out[0].index_copy_(0, self.last.flatten(), rows.to(out.dtype))
 
 
 def blocks(A: torch.Tensor, width: int, chunks: ChunkTable | None) -> Iterator[Strided | Packed]:
@@ -107,9 +119,9 @@ def compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def new_output(like: torch.Tensor, heads: int, chunks: ChunkTable | None) -> torch.Tensor:
-    """Empty [B, T, heads, ...] of like's dtype; packed outputs get a spare token that absent rows go to."""
-    return like.new_empty(like.shape[0], like.shape[1] + (chunks is not None), heads, *like.shape[3:])
+def new_output(like: torch.Tensor, heads: int) -> torch.Tensor:
+    """Empty [B, T, heads, ...] of like's dtype, contiguous."""
+    return like.new_empty(*like.shape[:2], heads, *like.shape[3:])
 
 
 def gather(tiles: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -125,9 +137,9 @@ def gather(tiles: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None = 
 
 def forward(k, v, beta, A, g, gk, chunks):
     """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`."""
-    T, H, K, V = A.shape[1], A.shape[2], k.shape[3], v.shape[3]
+    H, K, V = A.shape[2], k.shape[3], v.shape[3]
     work = Workspace(compute_dtype(k, v, beta, A, g, gk), k.device)
-    w, u = new_output(k, H, chunks), new_output(v, H, chunks)
+    w, u = new_output(k, H), new_output(v, H)
     with torch.autocast(k.device.type, enabled=False):
         for block in blocks(A, max(K, V), chunks):
             write = block.tiles(beta).to(work.dtype)
@@ -140,20 +152,20 @@ def forward(k, v, beta, A, g, gk, chunks):
             if gk is not None:
                 keys.mul_(gather(block.tiles(gk), work("gk", n, H, r, K)).exp_())
             block.put(w, torch.bmm(factor, keys, out=work("product", n * H, r, K)).view(n, H, r, K))
-    return w[:, :T], u[:, :T]
+    return w, u
 
 
 def backward(k, v, beta, A, g, dw, du, chunks):
     """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
-    T, H, Hg, K, V = A.shape[1], A.shape[2], k.shape[2], k.shape[3], v.shape[3]
+    H, Hg, K, V = A.shape[2], k.shape[2], k.shape[3], v.shape[3]
     work = Workspace(compute_dtype(k, v, beta, A, g), k.device)
-    dk, dv, dbeta = new_output(k, Hg, chunks), new_output(v, H, chunks), new_output(beta, H, chunks)
-    dg = None if g is None else new_output(g, H, chunks)
+    dk, dv, dbeta = new_output(k, Hg), new_output(v, H), new_output(beta, H)
+    dg = None if g is None else new_output(g, H)
     with torch.autocast(k.device.type, enabled=False):
         for block in blocks(A, max(K, V), chunks):
             write = block.tiles(beta).to(work.dtype).contiguous()
             n, _, r = write.shape
-            gate = None if g is None else block.tiles(g).to(work.dtype).contiguous()
+            gate = None if g is None else block.gate(g).to(work.dtype).contiguous()
             keys = gather(block.tiles(k), work("k", n, H, r, K))
             factor = gather(block.factor(A), work("A", n, H, r, r))
             others = (
@@ -168,7 +180,7 @@ def backward(k, v, beta, A, g, dw, du, chunks):
             for out, tile in zip((dk, dv, dbeta, dg), tiles, strict=True):
                 if out is not None:
                     block.put(out, tile)
-    return tuple(None if x is None else x[:, :T] for x in (dk, dv, dbeta, dg))
+    return dk, dv, dbeta, dg
 
 
 def chunk_adjoint(work, k, A, g, beta, v, dw, du):
