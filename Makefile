@@ -11,8 +11,10 @@ STAMP := $(VENV)/.installed
 
 # An installed torch_npu without CANN breaks `import torch` unless this is off.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
+# Threads that wait for each other asleep: spinning ones take minutes on a machine that is busy with other work.
+export OMP_WAIT_POLICY := passive
 
-.PHONY: help env toolchain notebooks test unit refresh lab lint clean
+.PHONY: help env toolchain notebooks test unit gate refresh lab lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -31,9 +33,15 @@ notebooks: env  ## execute every notebook in order into build/notebooks/ and bui
 test: env unit  ## unit tests, then every notebook through nbmake
 	WYFAST_FIGURES=build/figures $(BIN)/python -m pytest --nbmake notebooks
 
-unit: env
+unit: env toolchain
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not gate and not gpu"
+
+toolchain: env  ## the Ascend compiler, into a directory of its own in the user's cache
+	$(BIN)/python -m wyfast_lib ascend install
+
+gate: env toolchain  ## every production Ascend kernel through the compiler, minutes
+	$(BIN)/python -m pytest tests -m gate
 
 refresh: env  ## update committed notebook outputs and figures/ from one clean run
 	$(BIN)/python -m wyfast_lib notebooks --refresh

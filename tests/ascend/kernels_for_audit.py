@@ -7,13 +7,16 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["n", "cores"])
-def persistent_dot_kernel(a, b, y, n, cores, BT: tl.constexpr):
-    """y_i = 2 a_i b_i for n pairs of [BT, BT] tiles, on a grid of `cores` programs."""
+def persistent_dot_kernel(a, b, y, n, cores, BT: tl.constexpr, ADD: tl.constexpr):
+    """y_i = 2 a_i b_i (+ exp b_i with ADD) for n pairs of [BT, BT] tiles, on a grid of `cores` programs."""
     r = tl.arange(0, BT)
     tile = r[:, None] * BT + r[None, :]
     for i in tl.range(tl.program_id(0), n, cores):
         left, right = tl.load(a + i * BT * BT + tile), tl.load(b + i * BT * BT + tile)
-        tl.store(y + i * BT * BT + tile, (tl.dot(left, right) * 2.0).to(y.dtype.element_ty))
+        product = tl.dot(left, right) * 2.0
+        if ADD:
+            product += tl.exp(right.to(tl.float32))
+        tl.store(y + i * BT * BT + tile, product.to(y.dtype.element_ty))
 
 
 @triton.jit
@@ -55,3 +58,13 @@ def twice_read_kernel(x, y, BT: tl.constexpr):
     o = tl.program_id(0) * BT + tl.arange(0, BT)
     tl.store(y + o, tl.load(x + o))
     tl.store(y + o, tl.exp(tl.load(x + o)) + 1.0)
+
+
+@triton.jit
+def shared_tile_kernel(a, b, y, BT: tl.constexpr):
+    """y = a b + exp b for one pair of [BT, BT] tiles a program: the cube and the vector unit both need b."""
+    r = tl.arange(0, BT)
+    tile = tl.program_id(0) * BT * BT + r[:, None] * BT + r[None, :]
+    right = tl.load(b + tile)
+    product = tl.dot(tl.load(a + tile), right)
+    tl.store(y + tile, (product + tl.exp(right.to(tl.float32))).to(y.dtype.element_ty))

@@ -12,6 +12,7 @@ import kernels_for_audit as kernels  # isort: skip
 
 GATE = {"g": "*bf16", "y": "*bf16", "T": "i32"}
 SCALE = {"x": "*bf16", "beta": "*bf16", "y": "*bf16", "T": "i32", "s": "*bf16"}
+SHARED = {"a": "*bf16", "b": "*bf16", "y": "*bf16"}
 PERSISTENT = {"a": "*bf16", "b": "*bf16", "y": "*bf16", "n": "i32", "cores": "i32"}
 
 
@@ -89,6 +90,8 @@ def test_scaling_rows_by_a_padded_vector_runs_on_the_scalar_unit_element_by_elem
     assert len(fast) == 1 and fast[0].scalar == 0 and fast[0].repeats >= 64 * 128 * 4 // 256
     assert {"VBRCB.b32", "VMUL.f32"} <= set(dict(fast[0].instructions))  # the vector unit's own row broadcast
     assert padded.scalar_rows and not dense.scalar_rows
+    facts = templates.describe(slow[0].template, slow[0].arguments)  # the very call of the audit
+    assert facts.base.by_scalar and facts.condition.startswith("the example call itself: 24576 elements")
 
 
 # ---- sizes at run-time values ----
@@ -110,7 +113,7 @@ def test_an_address_read_from_memory_is_followed_when_its_values_are_given():
     seen = audit(compiled, {"table": [7, 3], "grid": (2,), "program": 1})
     assert row(seen, "table", "in").bytes == 8
     assert row(seen, "x", "in").bytes == 64 * 4
-    with pytest.raises(KeyError, match="'tables' is no run-time argument"):
+    with pytest.raises(ValueError, match="'tables' is no run-time argument"):
         audit(compiled, {"tables": [7, 3]})
 
 
@@ -125,7 +128,7 @@ def test_the_minimum_counts_each_byte_once_and_the_traffic_each_time():
 
 
 def test_a_task_of_a_persistent_kernel_is_one_turn_of_its_loop_however_the_compiler_pipelines_it():
-    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64}))
+    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64, "ADD": False}))
     tile = 64 * 64 * 2
     assert seen.argument_bytes("in") == 2 * tile and seen.argument_bytes("out") == tile
     assert seen.minimum_bytes == 3 * tile
@@ -133,8 +136,42 @@ def test_a_task_of_a_persistent_kernel_is_one_turn_of_its_loop_however_the_compi
     assert seen.totals["l1_to_l0_bytes"] == 2 * tile
 
 
+def test_a_tensor_that_cube_and_vector_both_read_counts_once_in_the_minimum():
+    compiled = compile_kernel(kernels.shared_tile_kernel, SHARED, {"BT": 64})
+    seen, tile = audit(compiled), 64 * 64 * 2
+    assert {r.unit for r in seen.rows if r.argument == "b"} == {"aic", "aiv"}
+    assert seen.argument_bytes(name="b") >= 2 * tile and seen.minimum == {"a": tile, "b": tile, "y": tile}
+
+
+def test_the_same_holds_in_a_task_loop_whose_counter_each_half_names_for_itself():
+    constexprs = {"BT": 64, "ADD": True}
+    flags = ("--set-workspace-multibuffer=1",)
+    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, constexprs, flags=flags))
+    assert {r.unit for r in seen.rows if r.argument == "b"} == {"aic", "aiv"}
+    assert seen.minimum == dict.fromkeys("aby", 64 * 64 * 2) and seen.split and not seen.unwritten
+
+
+def test_a_pipelined_task_loop_loses_the_vector_units_load_of_a_shared_tile_and_the_audit_says_so():
+    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64, "ADD": True}))
+    assert {r.unit for r in seen.rows if r.argument == "b"} == {"aic"}  # exp(b) is on the vector unit
+    assert len(seen.unwritten) == 1 and "nothing writes" in seen.unwritten[0]
+    assert "MISCOMPILED" in str(seen)
+    assert not audit(
+        compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64, "ADD": False})
+    ).unwritten
+
+
+def test_without_workspace_buffers_in_flight_the_same_kernel_is_split_over_both_vector_units():
+    constexprs = {"BT": 64, "ADD": False}
+    flags = ("--set-workspace-multibuffer=1",)
+    single = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, constexprs, flags=flags))
+    several = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, constexprs))
+    assert (single.split, several.split) == (True, False)
+    assert single.workspace_bytes < several.workspace_bytes
+
+
 def test_the_workspace_is_apart_and_stores_left_to_one_vector_unit_are_reported():
-    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64}))
+    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64, "ADD": False}))
     product = 64 * 64 * 4
     written = sum(r.bytes * r.times for r in seen.rows if r.argument == "workspace" and r.direction == "out")
     read = sum(r.bytes * r.times for r in seen.rows if r.argument == "workspace" and r.direction == "in")
@@ -145,7 +182,7 @@ def test_the_workspace_is_apart_and_stores_left_to_one_vector_unit_are_reported(
 
 
 def test_totals_at_given_values_agree_with_the_symbolic_ones_on_full_tiles():
-    compiled = compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64})
+    compiled = compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, {"BT": 64, "ADD": False})
     exact = audit(compiled, {"n": 96, "cores": 24, "grid": (24,), "program": 5})
     assert exact.tasks == 4 and exact.totals == audit(compiled).totals
 
@@ -253,3 +290,29 @@ def test_the_ascend_950_text_is_audited_too(contiguous):
     assert row(seen, "g", "in").bytes == 128 and row(seen, "y", "out").bytes == 128
     assert row(seen, "g", "in").strides == ((1,) if contiguous else (32,))
     assert seen.totals["vector_instructions"] > 0
+
+
+def test_describe_names_the_changes_that_send_a_row_product_to_the_scalar_unit():
+    tile, column = memref("UB", [64, 128], [128, 1], 32), memref("UB", [64, 1], [1, 1], 32)
+    example = [
+        tile,
+        column,
+        memref("UB", [64, 128], [128, 1], 32, 65536),
+        memref("UB", [512], [1], 32, 131072),
+    ]
+    facts = templates.describe("vmul_2d_float", example)
+    assert facts.scalar_path and not facts.base.by_scalar
+    assert {"VMUL.f32", "VBRCB.b32", "MOVEMASK"} <= set(facts.instructions)
+    assert "operand 1 (UB): an element a 32-byte block (24576 elements)" in facts.condition
+    assert "operand 0 (UB): rows off the 32-byte grid" not in facts.condition
+
+
+def test_describe_says_when_a_load_is_a_dma_of_single_elements_and_when_not_a_dma_at_all():
+    facts = templates.describe(
+        "load_gm_to_ubuf_1d_float", [memref("GM", [64], [1], 32), memref("UB", [64], [1], 32), 0, 0, 0]
+    )
+    found = {p.change: (p.bursts, p.scalar) for p in facts.probes}
+    assert found["operand 1 (UB): an element a 32-byte block"] == (64, 0)
+    assert found["operand 0 (GM): an element a 32-byte block"] == (0, 128)  # 64 reads, 64 writes
+    with pytest.raises(ValueError, match="no such template"):
+        templates.describe("no_such_template")

@@ -12,7 +12,7 @@ import kernels_for_audit as kernels  # isort: skip
 def persistent():
     """The persistent kernel: cube and vector half, two tiles a task."""
     signature = {"a": "*bf16", "b": "*bf16", "y": "*bf16", "n": "i32", "cores": "i32"}
-    return hivm.parse(compile_kernel(kernels.persistent_dot_kernel, signature, {"BT": 64}).hivm)
+    return hivm.parse(compile_kernel(kernels.persistent_dot_kernel, signature, {"BT": 64, "ADD": False}).hivm)
 
 
 def named(module, core):

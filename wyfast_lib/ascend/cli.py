@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernel", metavar="NAME", help="only production kernels whose name holds NAME")
     parser.add_argument("--target", default="Ascend910B2", help="Ascend910B2 (default) or Ascend950PR_9589")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write counts of our kernels and the peer's (needs fla-core)"
+    )
     commands = parser.add_subparsers(dest="ascend_command", metavar="COMMAND")
     commands.add_parser("install", help="install the pinned Ascend toolchain (0.95 GB) into the user's cache")
     commands.add_parser("where", help="say where the toolchain is, or why it is not there")

@@ -40,20 +40,35 @@ def build_index(bitcode: str, path: str) -> None:
 
     with open(bitcode, "rb") as file:
         text = str(llvm.parse_bitcode(file.read()))
-    rows = []
-    for match in re.finditer(r"^define [^\n]*?" + _NAME + r"\([^\n]*\{\n.*?^\}$", text, re.S | re.M):
-        rows.append((match.group(1).strip('"'), "define", match.group(0)))
-    for match in re.finditer(r"^declare [^\n]*?" + _NAME + r"\([^\n]*$", text, re.M):
-        rows.append((match.group(1).strip('"'), "declare", match.group(0)))
-    for match in re.finditer(r"^" + _NAME + r" = [^\n]*$", text, re.M):
-        rows.append((match.group(1).strip('"'), "global", match.group(0)))
-    types = "\n".join(re.findall(r"^%[^\n]* = type [^\n]*$", text, re.M))
+    rows, types, at = [], [], 0
+    while at < len(text):
+        found = text.find("\ndefine ", at)
+        start = len(text) if found < 0 else found + 1
+        for line in text[at:start].split("\n"):
+            if line.startswith("declare "):
+                rows.append((_named(line), "declare", line))
+            elif line.startswith("@"):
+                rows.append((_named(line), "global", line))
+            elif line.startswith("%") and " = type " in line:
+                types.append(line)
+        if found < 0:
+            break
+        at = text.index("\n}\n", start) + 3
+        body = text[start : at - 1]
+        rows.append((_named(body[: body.index("\n")]), "define", body))
     partial = f"{path}.{os.getpid()}"
     with sqlite3.connect(partial) as base:
         base.execute("create table item (name text, kind text, body text, primary key (name, kind))")
-        base.executemany("insert or ignore into item values (?, ?, ?)", [*rows, ("", "types", types)])
+        base.executemany(
+            "insert or ignore into item values (?, ?, ?)", [*rows, ("", "types", "\n".join(types))]
+        )
     base.close()
     os.replace(partial, path)
+
+
+def _named(line: str) -> str:
+    """The first @name of a line, without quotes."""
+    return re.search(_NAME, line).group(1).strip('"')
 
 
 def closure(base: sqlite3.Connection, names: list) -> dict:
@@ -166,6 +181,11 @@ def _instruction(number: int, name: str, declare: str) -> str:
 
 
 _SCALAR = re.compile(r"^(\s*)(?:%\S+ = (load)|(store)) [^\n]*, ptr addrspace\((\d)\) [^\n]*$", re.M)
+
+
+def touches_memory(body: str) -> bool:
+    """True for a function that reads or writes UB, L1 or global memory with plain loads and stores."""
+    return _SCALAR.search(body) is not None
 
 
 def _counted(text: str) -> str:

@@ -36,12 +36,13 @@ class Case:
     width: int = 128
     chunk: int = 64
     strided: tuple[str, ...] = ()
+    gated: bool = True
 
     def __str__(self) -> str:
         name = "forward" if self.kernel == KERNELS[0] else "backward"
         packed = "varlen" if self.varlen else "dense"
         strided = f" strided {','.join(self.strided)}" if self.strided else ""
-        sizes = f"K=V={self.width} BT={self.chunk}"
+        sizes = f"K=V={self.width} BT={self.chunk}" + ("" if self.gated else " no gate")
         return f"{name} {self.dtype} {packed} {self.heads} {sizes}{strided} {self.target}"
 
 
@@ -69,12 +70,13 @@ def launch(case: Case):
     from wyfast_lib.backends import ascend_plan as plan
 
     k, v, beta, A, chunks = _tensors(case)
+    g = beta if case.gated else None
     layout = plan.Layout(**{name: name not in case.strided for name in ("g", "beta", "dg", "db")})
     device = plan.Device(case.target, 24)
     if case.kernel == plan.FORWARD:
-        return plan.plan_forward(k, v, beta, A, beta, None, chunks, device, layout)[0]
+        return plan.plan_forward(k, v, beta, A, g, None, chunks, device, layout)[0]
     dw = v.new_empty(*v.shape[:3], k.shape[3])
-    return plan.plan_backward(k, v, beta, A, beta, dw, v, chunks, device, layout)[0]
+    return plan.plan_backward(k, v, beta, A, g, dw, v, chunks, device, layout)[0]
 
 
 def build(case: Case):
@@ -146,7 +148,8 @@ def _tensors(case: Case):
 def main(args: argparse.Namespace) -> int:
     """Compile the production kernels at K = V = 128 and print the table; status 1 if one does not fit.
 
-    args: kernel (a part of its name, or None), target, json. Progress goes to stderr.
+    args: kernel (a part of its name, or None), target, json, csv (a file to write instead of the table, with
+    the peer's counts beside ours). Progress goes to stderr.
     """
     from wyfast_lib.ascend.errors import CompileError, WorkerCrashed
 
@@ -157,6 +160,12 @@ def main(args: argparse.Namespace) -> int:
     if args.target not in TARGETS:
         print(f"--target: expected one of {', '.join(TARGETS)}, got {args.target!r}", file=sys.stderr)
         return 1
+    if args.csv:
+        from wyfast_lib import records
+        from wyfast_lib.ascend import compile_records
+
+        records.write(args.csv, compile_records.records(args.target))
+        return 0
     todo = cases(kernels, (args.target,), widths=(128,))
     rows, failures = [], []
     for number, case in enumerate(todo, 1):

@@ -18,16 +18,18 @@ template reads back from the hardware are 0 here.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from wyfast_lib.ascend import toolchain
+from wyfast_lib.ascend import device_code, toolchain
 from wyfast_lib.ascend.errors import WorkerCrashed
 
 LIBRARY_OF_TARGET = {"Ascend910B2": "meta_op.{core}.bc", "Ascend950PR_9589": "meta_op.{core}.c310.bc"}
@@ -198,6 +200,111 @@ def _vector_work(instructions):
                 yield name, max(1, repeats)
 
 
+@dataclass(frozen=True)
+class Probe:
+    """One change of an example call and its effect: `scalar` elements on the scalar unit, DMA `bursts`."""
+
+    change: str
+    scalar: int
+    bursts: int
+    vector_repeats: int
+
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """What `describe` found. `instructions`: every hardware instruction that the body can reach;
+    `scalar_functions`: the library functions under it that touch device memory element by element; `base` and
+    `probes`: an example call, and the same call with one property changed at a time."""
+
+    template: str
+    instructions: tuple
+    scalar_functions: tuple
+    base: Trace | None = None
+    probes: tuple = ()
+
+    @property
+    def scalar_path(self) -> bool:
+        """True when the body has a path over single elements at all."""
+        return bool(self.scalar_functions)
+
+    @property
+    def condition(self) -> str:
+        """The single changes of the example that lead to the scalar unit, or how the example itself gets
+        there.
+        """
+        if self.base is None:
+            return "not probed: no example call given"
+        if self.base.by_scalar:
+            return f"the example call itself: {self.base.scalar_accesses} elements"
+        found = [f"{p.change} ({p.scalar} elements)" for p in self.probes if p.scalar]
+        return "; ".join(found) if found else "none of the probed changes"
+
+
+def describe(
+    template: str, arguments: list | tuple | None = None, target: str = "Ascend910B2", core: str = "aiv"
+):
+    """TemplateFacts of a template: what its body can issue, and, given the arguments of an example call (as
+    `trace` takes them), which single changes of strides and addresses send it to the scalar unit. Every
+    answer is a run of the body. Raises ValueError for a template that the library has not, ToolchainMissing
+    without a toolchain.
+    """
+    bitcode = library_path(target, core)
+    index = _index_path(bitcode)
+    if not index.exists():
+        trace(
+            [(template, [])] if arguments is None else [(template, arguments)], target, core
+        )  # makes the index
+    if not index.exists():
+        raise ValueError(f"{template}: the library of {target} cannot be read")
+    base = sqlite3.connect(index)
+    items = device_code.closure(base, [f"_mlir_ciface_{template}"])
+    base.close()
+    if f"_mlir_ciface_{template}" not in items:
+        raise ValueError(f"{template}: no such template in {bitcode.name}")
+    instructions = sorted(n.removeprefix("llvm.hivm.") for n in items if n.startswith("llvm.hivm."))
+    scalar = sorted(
+        n for n, (kind, body) in items.items() if kind == "define" and device_code.touches_memory(body)
+    )
+    if arguments is None:
+        return TemplateFacts(template, tuple(instructions), tuple(scalar))
+    arguments = list(arguments)
+    changes = list(_changes(arguments))
+    first, *rest = trace([(template, a) for _, a in [("", arguments), *changes]], target, core)
+    probes = tuple(
+        Probe(text, t.scalar_accesses, sum(x.bursts for x in t.transfers), sum(r for _, r in t.vector))
+        for (text, _), t in zip(changes, rest, strict=True)
+        if not t.error
+    )
+    return TemplateFacts(template, tuple(instructions), tuple(scalar), first, probes)
+
+
+def _changes(arguments):
+    """(text, arguments) with one memref property changed: inner stride, row stride, order, alignment."""
+    for i, operand in enumerate(arguments):
+        if not isinstance(operand, dict) or 0 in operand["sizes"] or not operand["sizes"]:
+            continue
+        block = max(2, 8 * BLOCK // operand["bits"])  # elements of a 32-byte block
+        strides, sizes = operand["strides"], operand["sizes"]
+        name = f"operand {i} ({operand['space']})"
+
+        def changed(text, i=i, operand=operand, name=name, **new):
+            return f"{name}: {text}", [*arguments[:i], {**operand, **new}, *arguments[i + 1 :]]
+
+        scale = [s * block for s in strides]
+        yield changed("an element a 32-byte block", strides=scale)
+        yield changed("inner stride 3", strides=[s * 3 for s in strides])
+        if len(sizes) == 1 and sizes[0] == 1:
+            continue
+        if len(sizes) > 1:
+            yield changed("rows off the 32-byte grid", strides=[strides[0] + 1, *strides[1:]])
+            dense = [1]
+            for size in sizes[:-1]:
+                dense.append(dense[-1] * size)
+            yield changed("transposed", strides=dense)
+        if operand["space"] != "GM":
+            yield changed("address off the 32-byte grid", offset=operand["offset"] + 1)
+
+
 # ---- running the library
 # ----------------------------------------------------------------------------------------
 
@@ -208,10 +315,20 @@ def library_path(target: str, core: str) -> Path:
 
 
 @cache
+def _digest(bitcode: Path) -> str:
+    return hashlib.sha256(
+        bitcode.read_bytes() + inspect.getsource(device_code.build_index).encode()
+    ).hexdigest()[:20]
+
+
+@cache
+def _script_digest() -> str:
+    return hashlib.sha256(_script().read_bytes()).hexdigest()[:12]
+
+
 def _index_path(bitcode: Path) -> Path:
-    """The index of a bitcode file in our cache, named by the file's content and by the code that reads it."""
-    digest = hashlib.sha256(bitcode.read_bytes() + _script().read_bytes()).hexdigest()[:20]
-    return toolchain.cache_root() / "templates" / f"{bitcode.stem}-{digest}.sqlite"
+    """The index of a bitcode file in our cache, named by its content and by the code that writes it."""
+    return toolchain.cache_root() / "templates" / f"{bitcode.stem}-{_digest(bitcode)}.sqlite"
 
 
 def _script() -> Path:
@@ -225,7 +342,7 @@ def trace(calls: list, target: str, core: str) -> list:
     """
     bitcode = library_path(target, core)
     index = _index_path(bitcode)
-    folder = index.with_suffix("")
+    folder = index.with_suffix(f".{_script_digest()}")  # what the library says, as read by this script
     keys = [hashlib.sha256(json.dumps(c, sort_keys=True).encode()).hexdigest()[:32] for c in calls]
     answers = {k: _read(folder / f"{k}.json") for k in dict.fromkeys(keys)}
     missing = {k: c for k, c in zip(keys, calls, strict=False) if answers[k] is None}

@@ -45,6 +45,7 @@ class View:
     sizes: tuple
     full: tuple
     strides: tuple
+    alloc: int = 0  # line of the `pointer_cast` that made the buffer, 0 for global memory
 
     @property
     def address(self):
@@ -141,6 +142,7 @@ class Walker:
         self.steps = 0
         self.conditional = self.limited = 0
         self.loop: int | None = None
+        self.counters: dict = {}  # line of a loop without a known trip count -> its number
         self.inner: Counter = Counter()  # pipelined loops inside the current task-loop iteration -> trips
         self.vector_function: Counter | None = None
         self.stride_unknown = 0
@@ -265,7 +267,7 @@ class Walker:
         for n in range(1 if trips is None else trips):
             if is_task_loop:
                 self.inner = Counter()
-            at = sym.add(low, sym.mul(n, step)) if trips is not None else sym.unknown(f"task@{op.line}")
+            at = sym.add(low, sym.mul(n, step)) if trips is not None else self._turn(op.line)
             self.env[variable] = at
             self.env.update(zip(names, values, strict=False))
             values = self._region(op.regions[0]) or values
@@ -291,6 +293,13 @@ class Walker:
             self.conditional -= 1
             self.bind(op, results[0] if results else [])
         self.limited -= "limit_sub_block_id0" in op.attrs
+
+    def _turn(self, line: int):
+        """The unknown counter of a loop, named by the loop's place among its kind: the cube and the vector
+        half of a kernel walk the same tasks, and an address that both read must be one address.
+        """
+        number = self.counters.setdefault(line, len(self.counters))
+        return sym.unknown(f"turn{number}")
 
     def op_scf_while(self, op: Op):
         """scf.while: run once; its trip count is not worked out."""
@@ -436,7 +445,7 @@ class Walker:
                     Buffer(memref.space, offset, size, memref.shape, memref.dtype, op.line)
                 )
             first = offset if first is None else first
-        self.bind(op, [_view(memref.space, memref, first)])
+        self.bind(op, [replace(_view(memref.space, memref, first), alloc=op.line)])
 
     def op_view(self, op: Op):
         """memref.view: bytes of the workspace seen as a typed array."""

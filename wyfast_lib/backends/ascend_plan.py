@@ -115,16 +115,26 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     dg = None if g is None else g.new_empty((B, H, T) if layout.dg else (B, T, H))
     Hg = k.shape[2]
     k, v = _operands(k, v)
+    unused = dbeta  # stands for dg when there is no g to write it for
+    if g is None and k.dtype == torch.float32:
+        # The compiler (ascendnpu-ir 1.2.0) fails on this one variant, "expected 4 offset values, got 3":
+        # a gate of zeros is the same operator.
+        g = torch.zeros_like(beta)
+        unused = torch.empty_like(dbeta)
     args = {
         "k": k, "v": v, "beta": _stored(beta, layout.beta), "A": A.contiguous(),
         "g": _stored(beta if g is None else g, layout.g), "dw": dw.contiguous(), "du": du.contiguous(),
-        "dk": dk, "dv": dv, "dbeta": dbeta, "dg": dbeta if dg is None else dg,
+        "dk": dk, "dv": dv, "dbeta": dbeta, "dg": unused if dg is None else dg,
     }  # fmt: skip
     # The compiler for arch35 fails an assertion of its own on a constant tile in half precision, and never
     # splits vector work, which is what the product with ones is for.
     flags = {"G_T_CONTIG": layout.g, "BETA_T_CONTIG": layout.beta, "DG_T_CONTIG": layout.dg,
              "DB_T_CONTIG": layout.db, "SUM_ON_CUBE": not device.arch35}  # fmt: skip
-    return _launch(BACKWARD, args, flags, g is not None, H, BT, chunks, Hg, device), dk, dv, dbeta, dg
+    # On arch35 loads with a tail and sums of products pass through UB: rows of 256 in two tiles.
+    widest = 128 if device.arch35 else MAX_WIDTH
+    tasks = Hg * -(-k.shape[3] // min(_tile(k.shape[3]), widest))
+    launch = _launch(BACKWARD, args, flags, g is not None, H, BT, chunks, tasks, device, widest)
+    return launch, dk, dv, dbeta, dg
 
 
 def gradients(dk, dv, dbeta, dg, layout: Layout = Layout()):
@@ -156,7 +166,7 @@ def interpret(launch: Launch) -> None:
     kernel[launch.grid](**launch.args, **launch.constexprs)
 
 
-def _launch(kernel, args, flags, use_g, H, BT, chunks, heads_a_task, device) -> Launch:
+def _launch(kernel, args, flags, use_g, H, BT, chunks, tasks_a_chunk, device, widest=MAX_WIDTH) -> Launch:
     k, v = args["k"], args["v"]
     B, T, Hg, K = k.shape
     V = v.shape[3]
@@ -166,10 +176,11 @@ def _launch(kernel, args, flags, use_g, H, BT, chunks, heads_a_task, device) -> 
         count = B * -(-T // BT)
     else:
         cu_seqlens, indices, count = chunks.cu_seqlens, chunks.indices.contiguous(), chunks.num_chunks
-    tasks = count * heads_a_task
+    tasks = count * tasks_a_chunk
     args = {**args, "cu_seqlens": cu_seqlens, "chunk_indices": indices, "T": T, "n_tasks": tasks}
-    constexprs = {"H": H, "Hg": Hg, "K": K, "V": V, "BT": BT, "BK": _tile(K), "BV": _tile(V), "USE_G": use_g,
-                  "IS_VARLEN": chunks is not None, **flags}  # fmt: skip
+    tiles = {"BT": BT, "BK": min(_tile(K), widest), "BV": min(_tile(V), widest)}
+    sizes = {"H": H, "Hg": Hg, "K": K, "V": V}
+    constexprs = {**sizes, **tiles, "USE_G": use_g, "IS_VARLEN": chunks is not None, **flags}
     return Launch(kernel, args, constexprs, (min(device.cores, tasks),))
 
 
