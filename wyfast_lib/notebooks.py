@@ -162,6 +162,7 @@ def environment(root: Path, figures: Path) -> dict[str, str]:
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # a torch_npu without CANN breaks `import torch` otherwise
+        "OMP_WAIT_POLICY": "passive",  # threads that spin take minutes on a machine busy with other work
         **os.environ,
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # figures become cell outputs
         "PYTHONPATH": os.pathsep.join(paths),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Okabe and Ito's colours, told apart with any kind of colour vision. The order keeps neighbours apart in
 # lightness too, and each series has its own marker and line, so a greyscale print loses nothing.
-COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#009E73", "#D55E00", "#56B4E9")
+COLOURS = ("#0072B2", "#E69F00", "#000000", "#CC79A7", "#D55E00", "#56B4E9", "#009E73")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")  # for bars: pass hatch=HATCHES[i]

@@ -92,9 +92,10 @@ def compile_kernel(
     kernel: a @triton.jit function (of any triton), or the text "module:kernel" or "file.py:kernel".
     signature: a type for each parameter, such as {"x": "*bf16", "T": "i32", "BT": "constexpr"}; constants
     need not be repeated in it. constexprs: their values; None for an optional pointer. target: a key of
-    TARGETS. options: triton-ascend's own compile options; flags: more bishengir-compile flags. Raises
-    ToolchainMissing, UBOverflowError (MemoryOverflowError for the other local memories), WorkerCrashed, or
-    CompileError with the compiler's last lines; ValueError for a bad target or signature.
+    TARGETS. options: those of triton-ascend's front end; flags: more of bishengir-compile, or others in
+    place of FLAGS. Raises ToolchainMissing, UBOverflowError (MemoryOverflowError for the other local
+    memories), WorkerCrashed, or CompileError with the compiler's last lines; ValueError for a bad target or
+    signature.
     """
     if target not in TARGETS:
         raise ValueError(f"target: expected one of {', '.join(TARGETS)}, got {target!r}")
@@ -111,7 +112,7 @@ def compile_kernel(
         "compiler": compiler,
         "arch35": arch35,
         "options": dict(options or {}),
-        "flags": [*FLAGS, *flags],
+        "flags": _flags(flags),
     }
     path = _cache_path(source, request)
     reply = _read(path) if cache else None
@@ -145,6 +146,14 @@ def complete_signature(source: sources.KernelSource, signature: dict, constexprs
         else:
             full[name] = signature[name]
     return full
+
+
+def _flags(extra: tuple[str, ...]) -> list[str]:
+    """FLAGS and the caller's; one of the caller's replaces ours of the same name (the compiler takes no
+    two).
+    """
+    names = {flag.partition("=")[0] for flag in extra}
+    return [*(flag for flag in FLAGS if flag.partition("=")[0] not in names), *extra]
 
 
 # ---- from the compiler's texts to a result ----
@@ -188,6 +197,12 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
             )
         problem.ttir, problem.linalg = reply["ttir"], reply["linalg"]
         raise problem
+    peaks, unknown = _peaks(hivm)
+    if unknown:
+        notes = [
+            *notes,
+            f"{unknown} local buffers have a size or place that is not constant: not in the peaks",
+        ]
     mix = re.search(r'mix_mode\s*=\s*"([^"]+)"', reply["linalg"])
     return Compiled(
         kernel=name,
@@ -202,7 +217,7 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
         retries=sum("retrying compilation" in note for note in notes),
         from_cache=from_cache,
         workspace_bytes=_workspace(hivm),
-        **_peaks(hivm),
+        **peaks,
     )
 
 
@@ -224,28 +239,36 @@ def _workspace(hivm: str) -> int | None:
 _BITS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64, "index": 64}
 
 
-def _peaks(hivm: str) -> dict[str, int]:
-    """Highest byte in use of each local memory: offset + size of every `pointer_cast`."""
+def _peaks(hivm: str) -> tuple[dict[str, int], int]:
+    """Highest byte in use of each local memory, offset + size of every `pointer_cast`; and how many
+    were unclear.
+    """
     constants = {}
     peaks = dict.fromkeys(("ub_peak", "l1_peak", "l0a_peak", "l0b_peak", "l0c_peak"), 0)
     spaces = {"ub": "ub_peak", "cbuf": "l1_peak", "ca": "l0a_peak", "cb": "l0b_peak", "cc": "l0c_peak"}
+    unknown = 0
     for line in hivm.splitlines():
         if "func.func" in line:
             constants = {}
         if match := re.search(r"(%[\w-]+) = (?:arith|llvm)\S*constant[ (](-?\d+)\b.*: i64", line):
             constants[match[1]] = int(match[2])
         match = re.search(r"pointer_cast\(([^)]*)\).*: memref<((?:\d+x)*)(\w+),.*address_space<(\w+)>", line)
-        if match is None or match[4] not in spaces:
+        if match is None:
+            unknown += "hivm.hir.pointer_cast(" in line
+            continue
+        if match[4] not in spaces:
             continue
         bits = _BITS.get(match[3]) or int(match[3].lstrip("sui"))
         size = bits
         for extent in match[2].rstrip("x").split("x"):
             size *= int(extent or 1)
-        offsets = [constants[name.strip()] for name in match[1].split(",") if name.strip() in constants]
-        for offset in offsets:
-            key = spaces[match[4]]
-            peaks[key] = max(peaks[key], offset + (size + 7) // 8)
-    return peaks
+        key = spaces[match[4]]
+        for name in match[1].split(","):  # several places: a buffer with several copies
+            if name.strip() in constants:
+                peaks[key] = max(peaks[key], constants[name.strip()] + (size + 7) // 8)
+            else:
+                unknown += 1
+    return peaks, unknown
 
 
 # ---- the disk cache ----

@@ -12,10 +12,10 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib.util
 import inspect
 import os
 import sys
+import textwrap
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,14 +217,31 @@ def _collect(function: types.FunctionType, parts: dict[str, str]) -> None:
             f"the source of {function.__name__} cannot be read ({problem}): put the kernel into a file",
             "kernel",
         ) from None
-    tree = ast.parse(inspect.cleandoc("\n" + source) if source[:1].isspace() else source)
-    used = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
     parts.setdefault(function.__name__, "")  # a mark against recursion; the text comes after what it uses
-    for name in used:
+    for name in _global_names(function, ast.parse(textwrap.dedent(source)).body[0]):
         if name not in parts and name in function.__globals__:
             _collect_global(function, name, function.__globals__[name], parts)
     parts.pop(function.__name__)
     parts[function.__name__] = source
+
+
+def _global_names(function: types.FunctionType, definition: ast.FunctionDef) -> list[str]:
+    """Names that a function takes from its module: in its body, and in its decorators, annotations and
+    defaults.
+    """
+    arguments = definition.args
+    outside = [*definition.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)]
+    outside += [
+        a.annotation for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.annotation
+    ]
+    outside += [definition.returns] if definition.returns else []
+    local = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
+    inside = {
+        node.id for line in definition.body for node in ast.walk(line) if isinstance(node, ast.Name)
+    } - local
+    return sorted(
+        inside | {node.id for part in outside for node in ast.walk(part) if isinstance(node, ast.Name)}
+    )
 
 
 def _collect_global(function: types.FunctionType, name: str, value, parts: dict[str, str]) -> None:
@@ -242,10 +259,12 @@ def _collect_global(function: types.FunctionType, name: str, value, parts: dict[
         inner = unwrap(value)
         if inner.__module__ == "__main__" or _file_of(inner) is None:
             _collect(inner, parts)
+            if name != inner.__name__:
+                parts[name] = f"{name} = {inner.__name__}"
         else:
             parts[name] = f"from {inner.__module__} import {inner.__name__} as {name}"
-    elif getattr(value, "__module__", None) and importlib.util.find_spec(value.__module__.partition(".")[0]):
-        parts[name] = f"from {value.__module__} import {getattr(value, '__name__', name)} as {name}"
+    elif inspect.isclass(value) and value.__module__ != "__main__":
+        parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
     else:
         raise CompileError(
             f"{function.__name__} uses {name}, a {type(value).__name__} of this session, which cannot "

@@ -37,6 +37,7 @@ class Worker:
         self.owner = os.getpid()
         self.log = tempfile.TemporaryFile("a+b")
         self.memory = os.memfd_create("wyfast-tensors")  # the tensors of a run, seen by both processes
+        self.scratch = tempfile.TemporaryDirectory(prefix="wyfast-")  # a killed worker cannot tidy up; we do
         reply_read, reply_write = os.pipe()
         script = Path(__file__).with_name("inside.py")
         try:
@@ -47,7 +48,7 @@ class Worker:
                 stderr=self.log,
                 pass_fds=(reply_write, self.memory),
                 start_new_session=True,  # a group of its own, so that a compiler it runs ends with it
-                env=_environment(directory),
+                env={**_environment(directory), "TMPDIR": self.scratch.name},
             )
         finally:
             os.close(reply_write)
@@ -125,6 +126,7 @@ class Worker:
             os.close(self.reply)
             os.close(self.memory)
             self.log.close()
+            self.scratch.cleanup()
             self.reply = None
 
 

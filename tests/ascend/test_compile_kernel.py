@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +98,13 @@ def test_both_targets_compile_without_a_retry(target):
     assert "linalg.matmul" in compiled.linalg
 
 
+def test_a_flag_of_the_caller_takes_the_place_of_ours():
+    arguments = teaching.large_tile_kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"}, {"BT": 2048}
+    twice = compile_kernel(*arguments)
+    once = compile_kernel(*arguments, flags=("--enable-auto-multi-buffer=False",))
+    assert 0 < once.ub_peak < twice.ub_peak
+
+
 def test_no_text_carries_a_path_of_this_machine():
     compiled = compile_kernel(teaching.gate_load_kernel, GATE, {"HV": 8, "BT": 64, "G_T_CONTIG": False})
     for text in (compiled.ttir, compiled.linalg, compiled.hivm, *compiled.notes):
@@ -165,13 +173,17 @@ def test_an_interrupt_from_the_keyboard_leaves_an_idle_worker_alone():
     assert worker.current() is live
 
 
-def test_a_worker_that_hangs_is_ended(tmp_path):
+def test_a_worker_that_hangs_is_ended_and_leaves_no_temporary_files(tmp_path):
     path = tmp_path / "slow.py"
-    path.write_text("import time\ntime.sleep(60)\ndef k(x):\n    pass\n")
+    path.write_text(
+        "import tempfile, time\nfolder = tempfile.mkdtemp()\ntime.sleep(60)\ndef k(x):\n    pass\n"
+    )
+    scratch = Path(worker.current().scratch.name)
     source = sources.find(f"{path}:k")
     request = {"module": "", "file": source.file, "name": "k", "target": A2}
     with pytest.raises(WorkerCrashed, match="did not answer"):
-        worker.call("compile", timeout=0.5, **request)
+        worker.call("compile", timeout=2.0, **request)
+    assert not scratch.exists()
 
 
 def test_what_a_module_prints_does_not_break_the_protocol(tmp_path):
@@ -271,7 +283,7 @@ CELLS = (
 @pytest.mark.parametrize("interpret", ["0", "1"])
 def test_a_kernel_of_a_notebook_cell_compiles_with_its_helpers_and_constants(interpret, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
-    session = {"__name__": "__main__"}
+    session = {"__name__": "__main__", "x": torch.zeros(1), "o": [2]}  # names that the kernel has of its own
     for number, text in enumerate(CELLS):
         name = f"<cell {number}>"
         monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
