@@ -135,7 +135,7 @@ class Audit:
 
     @property
     def untraced_rows(self) -> list:
-        """Template calls without a device trace: their bursts come from the memrefs, and no scalar work shows."""
+        """Calls without a device trace: bursts come from the memrefs, scalar work does not show."""
         return [r for r in self.rows if r.note]
 
     @property
