@@ -11,8 +11,8 @@ from dataclasses import replace
 from wyfast_lib.ascend import peer, production
 
 #: Launches of one call with H > 1 and a gate, dense: kernels, and what the host adds around them. Ours: beta
-#: and g into [B, H, T], dbeta and dg back. The peer's backward (wy_fast.py, fla-core 0.6.0) has the same four,
-#: and its exp2 of the gate: a conversion, the exponential, a conversion back. Nobody fills zeros.
+#: and g into [B, H, T], dbeta and dg back. The peer's backward (wy_fast.py, fla-core 0.6.0) has these four
+#: too, and its exp2 of the gate: a conversion, the exponential, a conversion back. Nobody fills zeros.
 LAUNCHES = {
     ("wyfast", "forward"): (1, 2),
     ("wyfast", "backward"): (1, 4),
