@@ -6,6 +6,7 @@ heads).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from wyfast_lib.ascend import peer, production
@@ -36,6 +37,7 @@ def records(target: str = "Ascend910B2", command: str | None = None) -> list:
     }
     rows = []
     for case in [*production.cases(targets=(target,), widths=(128,)), *strided_cases(target)]:
+        print(case, file=sys.stderr)
         rows += [replace(row, **from_here) for row in own(case)]
     return rows + [replace(row, **from_here) for row in beside(target)]
 
