@@ -27,26 +27,26 @@ $(STAMP): requirements.txt pyproject.toml
 
 env: $(STAMP)  ## make the environment in .venv
 
-notebooks: env  ## execute every notebook in order into build/notebooks/ and build/figures/
+toolchain: env  ## put the Ascend compiler into the user's cache (1 GB, once for all clones)
+	$(BIN)/python -m wyfast_lib ascend install
+
+notebooks: toolchain  ## execute every notebook in order into build/notebooks/ and build/figures/
 	$(BIN)/python -m wyfast_lib notebooks
 
-test: env unit  ## unit tests, then every notebook through nbmake
+test: unit  ## unit tests, then every notebook through nbmake
 	WYFAST_FIGURES=build/figures $(BIN)/python -m pytest --nbmake notebooks
 
-unit: env toolchain
+unit: toolchain  ## lint and unit tests
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m pytest tests -m "not gate and not gpu"
 
-toolchain: env  ## the Ascend compiler, into a directory of its own in the user's cache
-	$(BIN)/python -m wyfast_lib ascend install
-
-gate: env toolchain  ## every production Ascend kernel through the compiler, minutes
+gate: toolchain  ## every production Ascend kernel through the compiler, minutes
 	$(BIN)/python -m pytest tests -m gate
 
-refresh: env  ## update committed notebook outputs and figures/ from one clean run
+refresh: toolchain  ## update committed notebook outputs and figures/ from one clean run
 	$(BIN)/python -m wyfast_lib notebooks --refresh
 
-lab: env  ## open JupyterLab on the workbook
+lab: toolchain  ## open JupyterLab on the workbook
 	$(BIN)/jupyter lab notebooks
 
 clean:  ## delete what the other targets made, the environment excepted

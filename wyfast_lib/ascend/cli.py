@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 action="append",
                 default=[],
                 metavar="NAME=VALUE,...",
-                help='run-time values to evaluate sizes at, such as "T=4096"',
+                help='run-time values to evaluate sizes at, such as "T=4096, grid=(64, 32), program=(63, 0)"',
             )
 
 
@@ -119,7 +120,7 @@ def _compile(args: argparse.Namespace):
 def parse_pairs(texts: list[str]) -> dict[str, str]:
     """{"x": "*bf16", "T": "i32"} from ["x=*bf16, T=i32"]; ":" works for "=". ValueError names a bad part."""
     pairs = {}
-    for part in ",".join(texts).split(","):
+    for part in re.split(r",(?![^(\[]*[)\]])", ",".join(texts)):  # not inside (2, 32) or [0, 64]
         if not part.strip():
             continue
         name, sign, value = part.replace(":", "=", 1).partition("=")
