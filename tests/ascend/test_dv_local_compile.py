@@ -107,7 +107,7 @@ def test_with_one_sub_block_the_kernel_moves_what_it_must_and_its_scores():
 @pytest.mark.parametrize("BC", [16, 32, 64])
 def test_no_tile_is_moved_or_compared_by_the_scalar_unit(BC):
     counts = audit(build_dv_local(BC=BC))
-    selects = [r for r in counts.scalar_rows if r.template.startswith("vsel")]  # their other operand, a number
+    selects = [r for r in counts.scalar_rows if r.template.startswith("vsel")]  # their number
     assert counts.totals["scalar_elements"] == round(sum(r.scalar * r.times for r in selects))
     assert all(r.scalar == 1 for r in selects)
 
