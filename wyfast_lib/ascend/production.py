@@ -190,7 +190,8 @@ def _packed(chunk: int):
 def main(args: argparse.Namespace) -> int:
     """Compile the production kernels at K = V = 128 and print the table; status 1 if one does not fit.
 
-    args: kernel (a part of its name, or None), target, json. Progress goes to stderr.
+    args: kernel (a part of its name, or None), target, json, csv (a file to write instead of the table, with
+    the peer's counts beside ours). Progress goes to stderr.
     """
     from wyfast_lib.ascend.errors import CompileError, WorkerCrashed
 
@@ -201,6 +202,12 @@ def main(args: argparse.Namespace) -> int:
     if args.target not in TARGETS:
         print(f"--target: expected one of {', '.join(TARGETS)}, got {args.target!r}", file=sys.stderr)
         return 1
+    if args.csv:
+        from wyfast_lib import records
+        from wyfast_lib.ascend import compile_records
+
+        records.write(args.csv, compile_records.records(args.target))
+        return 0
     todo = cases(kernels, (args.target,), widths=(128,))
     rows, failures = [], []
     for number, case in enumerate(todo, 1):
