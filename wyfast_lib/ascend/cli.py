@@ -1,5 +1,7 @@
-"""`python -m wyfast_lib ascend ...`: install the toolchain, compile or audit a kernel of the reader's own.
+"""`python -m wyfast_lib ascend ...`: compile the production kernels and print what they move, install the
+toolchain, compile or audit a kernel of the reader's own.
 
+python -m wyfast_lib ascend --kernel bwd
 python -m wyfast_lib ascend install
 python -m wyfast_lib ascend audit my_kernels.py:scale --signature "x=*bf16, y=*bf16, T=i32" --constexpr BT=64
 """
@@ -16,7 +18,10 @@ KERNEL_HELP = "package.module:kernel or file.py:kernel"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands on the parser of `ascend`."""
-    commands = parser.add_subparsers(dest="ascend_command", required=True, metavar="COMMAND")
+    parser.add_argument("--kernel", metavar="NAME", help="only production kernels whose name holds NAME")
+    parser.add_argument("--target", default="Ascend910B2", help="Ascend910B2 (default) or Ascend950PR_9589")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    commands = parser.add_subparsers(dest="ascend_command", metavar="COMMAND")
     commands.add_parser("install", help="install the pinned Ascend toolchain (0.95 GB) into the user's cache")
     commands.add_parser("where", help="say where the toolchain is, or why it is not there")
     for name, text in (
@@ -64,6 +69,10 @@ def main(args: argparse.Namespace) -> int:
     from wyfast_lib.ascend.errors import CompileError, ToolchainMissing
 
     try:
+        if args.ascend_command is None:
+            from wyfast_lib.ascend import production
+
+            return production.main(args)
         if args.ascend_command == "install":
             toolchain.install()
             return 0
