@@ -7,11 +7,13 @@ installed in place of triton; the two overwrite each other).
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 
 import torch
 
 from wyfast_lib.backends import ascend_plan as plan
+from wyfast_lib.backends import ascend_plan_dv_local as dv_local_plan
 
 
 def available() -> tuple[bool, str]:
@@ -50,12 +52,25 @@ def backward(k, v, beta, A, g, dw, du, chunks):
     return plan.gradients(*grads)
 
 
+def check_dv_local(q, k, do, g, chunks, chunk_size) -> None:
+    """As `check_call`, for `wyfast_lib.chunk_bwd_dv_local`."""
+    if k.device.type != "npu":
+        raise ValueError(f"backend 'ascend' needs tensors on an NPU, got {k.device}")
+    dv_local_plan.check(q, k, do, g, chunks, chunk_size)
+
+
+def dv_local(q, k, do, g, scale, chunks, chunk_size):
+    """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, on one NPU."""
+    launch, dv = dv_local_plan.plan_dv_local(q, k, do, g, scale, chunks, chunk_size, device())
+    execute(launch, k.device)
+    return dv
+
+
 def execute(launch: plan.Launch, where: torch.device) -> None:
     """Launch on that NPU, whichever one is current."""
-    import wyfast_lib.kernels.ascend as kernels
-
+    kernel = getattr(importlib.import_module(launch.module), launch.kernel)
     with torch.npu.device(where):
-        getattr(kernels, launch.kernel)[launch.grid](**launch.args, **launch.constexprs)
+        kernel[launch.grid](**launch.args, **launch.constexprs)
 
 
 @functools.cache

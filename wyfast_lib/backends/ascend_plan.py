@@ -19,6 +19,7 @@ FORWARD, BACKWARD = "recompute_w_u_fwd_kernel", "prepare_wy_repr_bwd_kernel"
 MAX_WIDTH = 256
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
          torch.int32: "*i32", torch.int64: "*i64"}  # fmt: skip
+NUMBERS = {int: "i32", float: "fp32"}
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the kernel's name in `MODULE`, its run-time arguments, constants and 1-d grid."""
+    """One launch: the kernel's name in `module`, its run-time arguments, constants and 1-d grid."""
 
     kernel: str
     args: dict
     constexprs: dict
     grid: tuple[int]
+    module: str = MODULE
 
     @property
     def signature(self) -> dict[str, str]:
         """Type of every run-time argument as Triton spells it."""
-        return {name: "i32" if isinstance(x, int) else TYPES[x.dtype] for name, x in self.args.items()}
+        return {name: NUMBERS.get(type(x)) or TYPES[x.dtype] for name, x in self.args.items()}
 
 
 def check(k, v, beta, A, g, gk, chunks: ChunkTable | None, needs_grad: bool, arch35: bool) -> None:

@@ -12,6 +12,7 @@ import os
 import re
 
 from wyfast_lib.backends import ascend_plan as plan
+from wyfast_lib.backends import ascend_plan_dv_local as dv_local_plan
 
 
 def target() -> str:
@@ -47,10 +48,24 @@ def backward(k, v, beta, A, g, dw, du, chunks):
     return plan.gradients(*grads)
 
 
+def check_dv_local(q, k, do, g, chunks, chunk_size) -> None:
+    """As `check_call`, for `wyfast_lib.chunk_bwd_dv_local`."""
+    if k.device.type != "cpu":
+        raise ValueError(f"backend 'lowered' runs on the CPU, the tensors are on {k.device}")
+    dv_local_plan.check(q, k, do, g, chunks, chunk_size)
+
+
+def dv_local(q, k, do, g, scale, chunks, chunk_size):
+    """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, on the CPU."""
+    launch, dv = dv_local_plan.plan_dv_local(q, k, do, g, scale, chunks, chunk_size, device())
+    execute(launch)
+    return dv
+
+
 def compiled(launch: plan.Launch, name: str | None = None):
     """The launch through the Ascend compiler (cached on disk) for target `name`, else `target()`."""
     signature, constants = tuple(launch.signature.items()), tuple(launch.constexprs.items())
-    return _compiled(launch.kernel, signature, constants, name or target())
+    return _compiled(f"{launch.module}:{launch.kernel}", signature, constants, name or target())
 
 
 def execute(launch: plan.Launch) -> None:
@@ -69,7 +84,7 @@ def device() -> plan.Device:
 def _compiled(kernel: str, signature: tuple, constexprs: tuple, name: str):
     from wyfast_lib.ascend import compile_kernel
 
-    return compile_kernel(f"{plan.MODULE}:{kernel}", dict(signature), dict(constexprs), name)
+    return compile_kernel(kernel, dict(signature), dict(constexprs), name)
 
 
 @functools.cache
