@@ -19,6 +19,9 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("ci")
 
+# The tensors are small: waking a second thread costs more than it computes. Reproducibility uses two.
+torch.set_num_threads(1)
+
 DEVICES = {"torch": "cpu", "lowered": "cpu", "cuda": "cuda", "ascend": "npu"}
 # `lowered` compiles every new shape with the Ascend compiler, for seconds: ask for it with --backends.
 DEFAULT_BACKENDS = "torch,cuda,ascend"

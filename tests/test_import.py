@@ -12,6 +12,8 @@ import sys
 import torch
 before = set(sys.modules)
 import wyfast_lib
+for name in wyfast_lib.__all__:  # imported when first used
+    getattr(wyfast_lib, name)
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - set(sys.stdlib_module_names)))
 """

@@ -1,4 +1,4 @@
-"""The local part of dv of a chunk's outputs: the kernel whose gate loads the workbook follows to the device."""
+"""The local part of dv of a chunk's outputs, whose gate loads the workbook follows down to the device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def chunk_bwd_dv_local(
         ValueError: a rank, shape, device, scale, chunk size or cu_seqlens that does not fit; nothing has
             run then.
         BackendUnavailable: the backend cannot run on this machine.
-        NotImplementedError: the backend has no such kernel, or a limit of it is exceeded; the message names it.
+        NotImplementedError: the backend has no such kernel, or the call exceeds a limit that is named.
 
     Source: arXiv:2412.06464, the chunkwise form of Gated DeltaNet; derivative by hand.
     """

@@ -52,6 +52,14 @@ def test_shorter_chunks_fit_too(kernel, dtype, chunk):
 
 
 @pytest.mark.gate
+@pytest.mark.parametrize("heads", production.HEADS)
+@pytest.mark.parametrize("dtype", production.DTYPES)
+@pytest.mark.parametrize("kernel", production.KERNELS)
+def test_kernels_without_a_gate_fit_too(kernel, dtype, heads):
+    assert_ships(Case(kernel, dtype=dtype, heads=heads, gated=False))
+
+
+@pytest.mark.gate
 @pytest.mark.parametrize("dtype", production.DTYPES)
 def test_chunks_of_128_fit_in_the_forward(dtype):
     assert_ships(Case(FORWARD, dtype=dtype, chunk=128, width=256))

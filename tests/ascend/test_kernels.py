@@ -1,4 +1,4 @@
-"""The Ascend kernels: what may not stand in them, what the compiler makes of them, what the planner refuses."""
+"""The Ascend kernels: what may not be in them, what the compiler makes of them, what the planner refuses."""
 
 import os
 import re
@@ -192,6 +192,7 @@ for call, target, layout in (
     (draw(2, 40, 4, 2, 20, 36, 16), "Ascend910B2", plan.Layout()),
     (draw(1, 40, 4, 1, cu=[0, 5, 5, 40]), "Ascend950PR_9589", plan.Layout(False, True, False, True)),
     (draw(1, 40, 2, 2, dtype=torch.float16), "Ascend910B2", plan.Layout(True, False, True, False)),
+    (draw(1, 20, 4, 2, 160, 200), "Ascend950PR_9589", plan.Layout()),  # two tiles a row
 ):
     expected = reference(call)
     for name, x in both(call, plan.Device(target, 3), layout).items():

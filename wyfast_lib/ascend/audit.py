@@ -47,7 +47,7 @@ def audit(
     """
     module = hivm.parse(compiled.hivm)
     names = _argument_names(module, compiled)
-    given, program = _given(module, names, values or {})
+    given, program = _given(names, values or {}, compiled.target)
     walks = _walk_all(module, given, program)
     groups = _group(walks)
     traces = _traces(groups, compiled.target) if device else {}
@@ -115,7 +115,8 @@ def _argument_names(module: hivm.Module, compiled) -> dict:
     return dict(zip(plain, [*parameters, "grid x", "grid y", "grid z"], strict=False))
 
 
-def _given(module, names: dict, values: dict) -> tuple[dict, int | None]:
+def _given(names: dict, values: dict, target: str) -> tuple[dict, int | None]:
+    """Values by HIVM argument, and the index of the program to follow."""
     known = set(names.values()) | {"grid", "program"}
     for name in values:
         if name not in known:
@@ -133,7 +134,9 @@ def _given(module, names: dict, values: dict) -> tuple[dict, int | None]:
         program = 0 if program is None else program
         if not isinstance(program, int):
             x, y, z = (*program, *(0,) * (3 - len(program)))
-            program = (x * grid[1] + y) * grid[2] + z
+            # The compilers number the programs of a grid differently: x slowest on 910B, fastest on 950.
+            slowest_x = (x * grid[1] + y) * grid[2] + z
+            program = slowest_x if "910" in target else x + grid[0] * (y + grid[1] * z)
     return given, program
 
 

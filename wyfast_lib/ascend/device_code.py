@@ -267,7 +267,7 @@ class Library:
         self.functions: list = []
         text = self._module(items, types)
         module = llvm.parse_assembly(text)
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=0)
         self.engine = llvm.create_mcjit_compiler(module, machine)
         self.engine.finalize_object()
         address = self.engine.get_global_value_address

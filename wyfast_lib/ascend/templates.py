@@ -191,8 +191,8 @@ def _vector_work(instructions):
             mask = values[1] & 0xFFFFFFFFFFFFFFFF
         elif is_vector(name):
             repeats = values[-1] >> 56 & 0xFF if values else 1
-            if name.startswith(("VCADD", "VCMAX", "VCMIN", "VMRGSORT", "VSHL", "VSHR")):
-                repeats = values[0] >> 56 & 0xFF
+            if name.startswith(("VCADD", "VCMAX", "VCMIN", "VSHR")):  # an order or rounding mode comes last
+                repeats = values[-2] >> 56 & 0xFF
             if count_mode and not name.startswith("S.VNCHWCONV"):
                 width = max((int(w) for w in re.findall(r"(?:bf|f|s|u|b)(8|16|32|64)", name)), default=32)
                 repeats = -(-mask * width // 2048)

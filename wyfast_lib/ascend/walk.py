@@ -142,9 +142,9 @@ class Walker:
         self.steps = 0
         self.conditional = self.limited = 0
         self.loop: int | None = None
-        self.counters: dict = {}  # line of a loop without a known trip count -> its number
         self.around: int | None = None  # line of the innermost scf.for that we are inside of
         self.inner: Counter = Counter()  # pipelined loops right inside the current task-loop turn -> trips
+        self.counters: dict = {}  # line of a loop without a known trip count -> its number
         self.vector_function: Counter | None = None
         self.stride_unknown = 0
 

@@ -119,8 +119,8 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     k, v = _operands(k, v)
     unused = dbeta  # stands for dg when there is no g to write it for
     if g is None and k.dtype == torch.float32:
-        # The compiler (ascendnpu-ir 1.2.0) fails on this one variant, "expected 4 offset values, got 3": a gate
-        # of zeros is the same operator.
+        # The compiler (ascendnpu-ir 1.2.0) fails on this one variant, "expected 4 offset values, got 3":
+        # a gate of zeros is the same operator.
         g = torch.zeros_like(beta)
         unused = torch.empty_like(dbeta)
     args = {
@@ -132,7 +132,11 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     # splits vector work, which is what the product with ones is for.
     flags = {"G_T_CONTIG": layout.g, "BETA_T_CONTIG": layout.beta, "DG_T_CONTIG": layout.dg,
              "DB_T_CONTIG": layout.db, "SUM_ON_CUBE": not device.arch35}  # fmt: skip
-    return _launch(BACKWARD, args, flags, g is not None, H, BT, chunks, Hg, device), dk, dv, dbeta, dg
+    # On arch35 loads with a tail and sums of products pass through UB: rows of 256 in two tiles.
+    widest = 128 if device.arch35 else MAX_WIDTH
+    tasks = Hg * -(-k.shape[3] // min(_tile(k.shape[3]), widest))
+    launch = _launch(BACKWARD, args, flags, g is not None, H, BT, chunks, tasks, device, widest)
+    return launch, dk, dv, dbeta, dg
 
 
 def gradients(dk, dv, dbeta, dg, layout: Layout = Layout()):
@@ -164,7 +168,7 @@ def interpret(launch: Launch) -> None:
     kernel[launch.grid](**launch.args, **launch.constexprs)
 
 
-def _launch(kernel, args, flags, use_g, H, BT, chunks, heads_a_task, device) -> Launch:
+def _launch(kernel, args, flags, use_g, H, BT, chunks, tasks_a_chunk, device, widest=MAX_WIDTH) -> Launch:
     k, v = args["k"], args["v"]
     B, T, Hg, K = k.shape
     V = v.shape[3]
@@ -174,10 +178,11 @@ def _launch(kernel, args, flags, use_g, H, BT, chunks, heads_a_task, device) -> 
         count = B * -(-T // BT)
     else:
         cu_seqlens, indices, count = chunks.cu_seqlens, chunks.indices.contiguous(), chunks.num_chunks
-    tasks = count * heads_a_task
+    tasks = count * tasks_a_chunk
     args = {**args, "cu_seqlens": cu_seqlens, "chunk_indices": indices, "T": T, "n_tasks": tasks}
-    constexprs = {"H": H, "Hg": Hg, "K": K, "V": V, "BT": BT, "BK": _tile(K), "BV": _tile(V), "USE_G": use_g,
-                  "IS_VARLEN": chunks is not None, **flags}  # fmt: skip
+    tiles = {"BT": BT, "BK": min(_tile(K), widest), "BV": min(_tile(V), widest)}
+    sizes = {"H": H, "Hg": Hg, "K": K, "V": V}
+    constexprs = {**sizes, **tiles, "USE_G": use_g, "IS_VARLEN": chunks is not None, **flags}
     return Launch(kernel, args, constexprs, (min(device.cores, tasks),))
 
 

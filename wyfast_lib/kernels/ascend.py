@@ -149,8 +149,8 @@ def _sum_rows(x, b_one, SUM_ON_CUBE: tl.constexpr):
 
 @triton.jit
 def _head_bwd(
-    v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, acc, row, o_t, o_c, m_t, m_c,
-    i_b, bos, i_h, T, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    k, v, beta, A, g, dw, du, dv, dbeta, dg, p_row, b_k, b_G, b_one, m_valid, m_lower, acc, row, o_t, o_c,
+    m_t, m_c, i_k, i_b, bos, i_h, T, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     USE_G: tl.constexpr, IS_VARLEN: tl.constexpr, FIRST: tl.constexpr,
     G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr,
@@ -159,12 +159,10 @@ def _head_bwd(
     """One head of one chunk: writes dv, dbeta, dg; returns (N' [BT, BT] float32, acc + (A beta e^g)^T dw)."""
     dtype = b_k.dtype
     o_j = tl.arange(0, BT)
-    o_k = tl.arange(0, BK)
-    o_v = tl.arange(0, BV)
+    o_k = i_k * BK + tl.arange(0, BK)
     m_k = m_t[:, None] & (o_k < K)[None, :]
-    m_v = m_t[:, None] & (o_v < V)[None, :]
-    p_w = ((row * H + i_h) * K)[:, None] + o_k[None, :]
-    p_v = ((row * H + i_h) * V)[:, None] + o_v[None, :]
+    p_w = (row * H + i_h) * K
+    p_v = (row * H + i_h) * V
     p_A = ((row * H + i_h) * BT)[:, None] + o_j[None, :]
     p_beta = beta + _gate_base(i_b, bos, i_h, T, H, BETA_T_CONTIG, IS_VARLEN)
 
@@ -180,17 +178,34 @@ def _head_bwd(
         b_Aw = b_Ab * tl.exp(c_g)[None, :]
 
     # du and dw are right operands first and left operands last, because a left operand is dead afterwards.
-    b_du = tl.load(du + p_v, mask=m_v, other=0.0).to(dtype)
-    b_dv = tl.dot(tl.trans(b_Ab.to(dtype)), b_du, input_precision="ieee")
-    tl.store(dv + p_v, b_dv.to(dv.dtype.element_ty), mask=m_v)
-    b_v = tl.load(v + p_v, mask=m_v, other=0.0)
-    b_S2 = tl.where(m_valid, tl.dot(b_du, tl.trans(b_v), input_precision="ieee"), 0.0)
-    b_dw = tl.load(dw + p_w, mask=m_k, other=0.0).to(dtype)
+    for i_v in tl.static_range((V + BV - 1) // BV):
+        o_v = i_v * BV + tl.arange(0, BV)
+        m_v = m_t[:, None] & (o_v < V)[None, :]
+        b_du = tl.load(du + p_v[:, None] + o_v[None, :], mask=m_v, other=0.0).to(dtype)
+        b_left = b_Ab
+        if i_v > 0:
+            b_left = tl.where(m_valid, b_Ab, 0.0)
+        b_dv = tl.dot(tl.trans(b_left.to(dtype)), b_du, input_precision="ieee")
+        tl.store(dv + p_v[:, None] + o_v[None, :], b_dv.to(dv.dtype.element_ty), mask=m_v)
+        b_v = tl.load(v + p_v[:, None] + o_v[None, :], mask=m_v, other=0.0)
+        if i_v == 0:
+            b_S2 = tl.dot(b_du, tl.trans(b_v), input_precision="ieee")
+        else:
+            b_S2 += tl.dot(b_du, tl.trans(b_v), input_precision="ieee")
+    b_S2 = tl.where(m_valid, b_S2, 0.0)
+    b_dw = tl.load(dw + p_w[:, None] + o_k[None, :], mask=m_k, other=0.0).to(dtype)
     if FIRST:
         acc = tl.dot(tl.trans(b_Aw.to(dtype)), b_dw, input_precision="ieee")
     else:
         acc = tl.dot(tl.trans(b_Aw.to(dtype)), b_dw, acc, input_precision="ieee")
-    b_S1 = tl.where(m_valid, tl.dot(b_dw, tl.trans(b_k), input_precision="ieee"), 0.0)
+    b_S1 = tl.dot(b_dw, tl.trans(b_k), input_precision="ieee")
+    for i_s in tl.static_range(1, (K + BK - 1) // BK):  # the tiles of k and dw that are not this task's own
+        o_s = (i_k * BK + i_s * BK) % ((K + BK - 1) // BK * BK) + tl.arange(0, BK)
+        m_s = m_t[:, None] & (o_s < K)[None, :]
+        b_dws = tl.load(dw + p_w[:, None] + o_s[None, :], mask=m_s, other=0.0).to(dtype)
+        b_ks = tl.load(k + p_row[:, None] + o_s[None, :], mask=m_s, other=0.0)
+        b_S1 += tl.dot(b_dws, tl.trans(b_ks), input_precision="ieee")
+    b_S1 = tl.where(m_valid, b_S1, 0.0)
     if USE_G:
         b_S1 = b_S1 * tl.exp(c_g)[None, :]
 
@@ -227,34 +242,45 @@ def prepare_wy_repr_bwd_kernel(
     """dk, dv, dbeta, dg from dw, du: one task a chunk and key head, looping over the heads of its group.
 
     Shapes as in the forward kernel; dw like w, du like u, dk like k, dv like v, dbeta and dg [B, H, T]
-    (DB_T_CONTIG, DG_T_CONTIG) or [B, T, H]. n_tasks = chunks * Hg.
+    (DB_T_CONTIG, DG_T_CONTIG) or [B, T, H]. n_tasks = chunks * Hg * cdiv(K, BK): where a row of k does not
+    fit in one tile, each tile of dk is a task of its own, which works out all the rest again and writes the
+    same bits.
     """
     o_i = tl.arange(0, BT)
     o_j = tl.arange(0, BT)
-    o_k = tl.arange(0, BK)
     dtype = k.dtype.element_ty
     b_one = tl.full([BT, 16], 1.0, dtype)
     GROUP: tl.constexpr = H // Hg
+    NK: tl.constexpr = (K + BK - 1) // BK
     for task in range(tl.program_id(0), n_tasks, tl.num_programs(0)):
-        i_hg = task % Hg
-        i_b, bos, T_local, t0 = _chunk_of(task // Hg, cu_seqlens, chunk_indices, T, BT, IS_VARLEN)
+        i_k = task % NK
+        i_hg = task // NK % Hg
+        i_b, bos, T_local, t0 = _chunk_of(task // (NK * Hg), cu_seqlens, chunk_indices, T, BT, IS_VARLEN)
         o_t = t0 + o_i
         o_c = t0 + o_j
         m_t = o_t < T_local
         m_c = o_c < T_local
         m_valid = m_t[:, None] & m_c[None, :]
         m_lower = m_valid & (o_i[:, None] > o_j[None, :])
+        o_k = i_k * BK + tl.arange(0, BK)
         m_k = m_t[:, None] & (o_k < K)[None, :]
         row = bos + o_t.to(tl.int64)
-        p_k = ((row * Hg + i_hg) * K)[:, None] + o_k[None, :]
+        p_row = (row * Hg + i_hg) * K
+        p_k = p_row[:, None] + o_k[None, :]
         b_k = tl.load(k + p_k, mask=m_k, other=0.0)
         # The left operand of G is a load of its own; the policy keeps the two loads from being merged again.
         b_k_left = tl.load(k + p_k, mask=m_k, other=0.0, eviction_policy="evict_first")
-        b_G = tl.where(m_valid, tl.dot(b_k_left, tl.trans(b_k), input_precision="ieee"), 0.0)
+        b_G = tl.dot(b_k_left, tl.trans(b_k), input_precision="ieee")
+        for i_s in tl.static_range(1, NK):
+            o_s = (i_k * BK + i_s * BK) % (NK * BK) + tl.arange(0, BK)
+            m_s = m_t[:, None] & (o_s < K)[None, :]
+            b_s = tl.load(k + p_row[:, None] + o_s[None, :], mask=m_s, other=0.0)
+            b_G += tl.dot(b_s, tl.trans(b_s), input_precision="ieee")
+        b_G = tl.where(m_valid, b_G, 0.0)
         if GROUP == 1:
             b_N, acc = _head_bwd(
-                v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, 0.0,
-                row, o_t, o_c, m_t, m_c, i_b, bos, i_hg, T, H, K, V, BT, BK, BV, USE_G, IS_VARLEN, True,
+                k, v, beta, A, g, dw, du, dv, dbeta, dg, p_row, b_k, b_G, b_one, m_valid, m_lower, 0.0,
+                row, o_t, o_c, m_t, m_c, i_k, i_b, bos, i_hg, T, H, K, V, BT, BK, BV, USE_G, IS_VARLEN, True,
                 G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE,
             )  # fmt: skip
         else:
@@ -262,8 +288,8 @@ def prepare_wy_repr_bwd_kernel(
             b_N = tl.zeros([BT, BT], tl.float32)
             for i_r in range(GROUP):
                 b_n, acc = _head_bwd(
-                    v, beta, A, g, dw, du, dv, dbeta, dg, b_k, b_G, b_one, m_valid, m_lower, acc,
-                    row, o_t, o_c, m_t, m_c, i_b, bos, i_hg * GROUP + i_r, T, H, K, V, BT, BK, BV, USE_G,
+                    k, v, beta, A, g, dw, du, dv, dbeta, dg, p_row, b_k, b_G, b_one, m_valid, m_lower, acc,
+                    row, o_t, o_c, m_t, m_c, i_k, i_b, bos, i_hg * GROUP + i_r, T, H, K, V, BT, BK, BV, USE_G,
                     IS_VARLEN, False, G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE,
                 )  # fmt: skip
                 b_N += b_n

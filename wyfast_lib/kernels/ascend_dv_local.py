@@ -2,11 +2,11 @@
 
     dv[j] = scale * sum_{i >= j} <q[i], k[j]> exp(g[i] - g[j]) do[i]        i, j rows of one chunk
 
-A chunk of BT rows is cut into BT / BC sub-blocks; each pair (rows i, columns j) with i >= j is two products of
-the cube with one [BC, BC] tile of the vector units between them. The gate is loaded anew for every pair, its
-rows and its columns apart, because one tensor used along both axes would keep the vector work from being
-split over the two vector units. So what one gate load costs is paid (BT / BC) (BT / BC + 1) times a chunk,
-which is why its storage matters here first: G_T_CONTIG selects base pointer and stride at compile time.
+A chunk of BT rows is cut into BT / BC sub-blocks; each pair (rows i, columns j) with i >= j is two products
+of the cube with one [BC, BC] tile of the vector units between them. The gate is loaded anew for every pair,
+its rows and its columns apart. So what one gate load costs is paid (BT / BC) (BT / BC + 1) times a chunk,
+which is why its storage matters here first: G_T_CONTIG selects base pointer and stride at compile time. With
+one sub-block (BC = BT) the two loads have one address and the compiler makes them one.
 
 The rules of `wyfast_lib.kernels.ascend` hold here too.
 """

@@ -1,0 +1,1 @@
+"""Adapters for other libraries, called explicitly: nothing is patched."""
