@@ -14,7 +14,7 @@ export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 # Threads that wait for each other asleep: spinning ones take minutes on a machine that is busy with other work.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help env toolchain notebooks test unit refresh lab lint clean
+.PHONY: help env toolchain notebooks test unit gate refresh lab lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -38,7 +38,10 @@ test: unit  ## unit tests, then every notebook through nbmake
 
 unit: toolchain  ## lint and unit tests
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not gate and not gpu"
+
+gate: toolchain  ## every production Ascend kernel through the compiler, minutes
+	$(BIN)/python -m pytest tests -m gate
 
 refresh: toolchain  ## update committed notebook outputs and figures/ from one clean run
 	$(BIN)/python -m wyfast_lib notebooks --refresh

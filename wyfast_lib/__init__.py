@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wyfast_lib.version import __version__
 
 if TYPE_CHECKING:
+    from wyfast_lib.dv_local import chunk_bwd_dv_local
     from wyfast_lib.factor import check_factor, chunk_local_cumsum, wy_factor
     from wyfast_lib.op import WyFastFunction, wy_fast
     from wyfast_lib.varlen import ChunkTable, prepare_chunks
@@ -20,6 +21,7 @@ _HOME = {
     "ChunkTable": "varlen",
     "WyFastFunction": "op",
     "check_factor": "factor",
+    "chunk_bwd_dv_local": "dv_local",
     "chunk_local_cumsum": "factor",
     "prepare_chunks": "varlen",
     "wy_factor": "factor",
@@ -31,6 +33,7 @@ __all__ = [
     "WyFastFunction",
     "__version__",
     "check_factor",
+    "chunk_bwd_dv_local",
     "chunk_local_cumsum",
     "prepare_chunks",
     "wy_factor",

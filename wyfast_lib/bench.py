@@ -40,13 +40,17 @@ MAX_SETS = 8  # ... with at most so many sets: shapes too small for that are cac
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line; every option has a default that suits the machine."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda when there is one")
-    parser.add_argument("--suite", choices=("operator", "gates"), default="operator",
-                        help="gates: stride-HV against stride-1 gates (CUDA)")  # fmt: skip
+    parser.add_argument("--suite", choices=("operator", "gates", "cpu"),
+                        help="operator: backends at named shapes (default with CUDA, or with --shapes or --dtypes);"
+                        " gates: stride-HV against stride-1 gates (CUDA); cpu: against T, beside bare products,"
+                        " autograd and a token loop (default on a CPU)")  # fmt: skip
+    parser.add_argument("--lengths", help="suite cpu: comma-separated T; default 64 to 4096")
     parser.add_argument("--shapes", help="comma-separated names of wyfast_lib.inputs.SHAPES")
     parser.add_argument("--dtypes", help="comma-separated: float32, float16, bfloat16")
     parser.add_argument("--providers", help="comma-separated; default: all that run here")
-    parser.add_argument("--rounds", type=int, default=15, help="samples a metric")
+    parser.add_argument("--rounds", type=int, help="samples a metric; default 15, suite cpu 30")
     parser.add_argument("--csv", type=Path, help="append the rows to this file")
+    parser.add_argument("--replace", action="store_true", help="with --csv: replace the file's rows")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
     parser.add_argument("--tune", action="store_true", help="rank launch candidates for backends/cuda.py")
     parser.add_argument("--plot", type=Path, metavar="CSV", help="only draw the figures of a data file")
@@ -55,22 +59,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command; exit status 1 when a provider of ours failed its correctness gate."""
     if args.plot:
-        for path in plot(records.read(args.plot)):
+        rows = records.read(args.plot)
+        from wyfast_lib.bench_figures import plot_cpu
+
+        for path in plot_cpu(rows) if any(r.suite == "cpu" for r in rows) else plot(rows):
             print(path)
         return 0
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     shapes = args.shapes.split(",") if args.shapes else list(DEFAULT_SHAPES[device])
     dtypes = args.dtypes.split(",") if args.dtypes else ["bfloat16" if device == "cuda" else "float32"]
+    rounds, names = args.rounds or 15, args.providers.split(",") if args.providers else None
     if args.tune:
-        return tune(shapes, dtypes, args.rounds)
-    if args.suite == "gates":
+        return tune(shapes, dtypes, rounds)
+    suite = args.suite or ("operator" if device == "cuda" or args.shapes or args.dtypes else "cpu")
+    if suite == "gates":
         from wyfast_lib.bench_gates import run_gates
 
-        rows = run_gates(args.rounds)
+        rows = run_gates(rounds)
+    elif suite == "cpu":
+        from wyfast_lib import bench_cpu
+
+        lengths = [int(T) for T in args.lengths.split(",")] if args.lengths else bench_cpu.LENGTHS
+        rows = bench_cpu.run(lengths, names, args.rounds or 30)
+        bench_cpu.say(bench_cpu.summary(rows))
     else:
-        rows = run(device, shapes, dtypes, args.providers.split(",") if args.providers else None, args.rounds)
+        rows = run(device, shapes, dtypes, names, rounds)
     if args.csv:
-        records.write(args.csv, rows, append=True)
+        records.write(args.csv, rows, append=not args.replace)
     for row in rows:
         print(json.dumps(asdict(row)) if args.json else line(row), flush=True)
     return int(any(r.gate == "fail" and r.provider in ("wyfast", "wy_fast", "torch") for r in rows))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+
 import torch
 
-from wyfast_lib.varlen import CHUNK_SIZES, ChunkTable, resolve_chunks
+from wyfast_lib.varlen import CHUNK_SIZES, ChunkTable, check_chunk_size, resolve_chunks
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -86,3 +89,42 @@ def check_wy_fast(
         check_shape("gk", gk, "[B, T, Hg, K]", (B, T, Hg, K))
     check_same_device(k=k, v=v, beta=beta, A=A, g=g, gk=gk)
     return resolve_chunks(cu_seqlens, BT, k, "k")
+
+
+def check_dv_local(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    do: torch.Tensor,
+    g: torch.Tensor | None,
+    scale: float | None,
+    cu_seqlens: torch.Tensor | ChunkTable | None,
+    chunk_size: int,
+) -> tuple[float, ChunkTable | None]:
+    """Check all arguments of `chunk_bwd_dv_local`; return the scale and the chunk table (None when dense)."""
+    check_tensor("q", q, "[B, T, Hg, K]", 4)
+    check_tensor("k", k, "[B, T, Hg, K]", 4)
+    check_tensor("do", do, "[B, T, H, V]", 4)
+    B, T, Hg, K = k.shape
+    H, V = do.shape[2:]
+    check_heads(H, Hg, K)
+    check_shape("q", q, "[B, T, Hg, K]", (B, T, Hg, K))
+    check_shape("do", do, "[B, T, H, V]", (B, T, H, V))
+    if V < 1:
+        raise ValueError(f"V must be at least 1, got do of shape {list(do.shape)}")
+    if g is not None:
+        check_tensor("g", g, "[B, T, H]", 3)
+        check_shape("g", g, "[B, T, H]", (B, T, H))
+    check_same_device(q=q, k=k, do=do, g=g)
+    check_chunk_size(chunk_size)
+    return check_scale(scale, K), resolve_chunks(cu_seqlens, chunk_size, k, "k")
+
+
+def check_scale(scale: float | None, K: int) -> float:
+    """The scale as a float, K ** -0.5 for None; TypeError for what is no real number, ValueError for inf."""
+    if scale is None:
+        return K**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a real number or None, got {type(scale).__name__}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    return float(scale)

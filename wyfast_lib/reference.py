@@ -245,3 +245,31 @@ def outputs_from_wy(
         last = gc[..., -1:]
         S = last.exp()[..., None] * S + ((last - gc).exp()[..., None] * kc).mT @ n
     return outputs.transpose(1, 2), S
+
+
+def chunk_bwd_dv_local_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    do: torch.Tensor,
+    g: torch.Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradient of o_local = scale * tril(q k^T e^(g_i - g_j)) n (see `outputs_from_wy`) for n.
+
+        dv[j] = scale * sum_{i >= j} <q[i], k[j]> exp(g[i] - g[j]) do[i]
+
+    Shapes as in `wyfast_lib.chunk_bwd_dv_local`. Returns dv [B, T, H, V], float64.
+    """
+    H, K = do.shape[2], k.shape[-1]
+    scale = K**-0.5 if scale is None else scale
+    gate = do.new_zeros(do.shape[:3], dtype=DTYPE) if g is None else g.to(DTYPE)
+    q, k = (expand_heads(x.to(DTYPE), H) for x in (q, k))
+    q, k, do, gate = (x.to(DTYPE).transpose(1, 2) for x in (q, k, do, gate))
+    dv = torch.zeros_like(do)
+    for s, e in chunk_ranges(do.shape[2], chunk_size, cu_seqlens):
+        decay = decay_differences(gate[:, :, s:e]) + torch.eye(e - s, dtype=DTYPE, device=k.device)
+        scores = (q[:, :, s:e] @ k[:, :, s:e].mT).tril() * decay
+        dv[:, :, s:e] = scale * scores.mT @ do[:, :, s:e]
+    return dv.transpose(1, 2)

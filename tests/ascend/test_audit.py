@@ -37,7 +37,9 @@ def row(seen, tensor, direction):
 
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 2), ("fp32", 4)])
 def test_a_stride_hv_gate_load_is_64_bursts_of_one_element_into_a_block_each(dtype, size):
-    load = row(audit(gate(False, dtype=dtype)), "g", "in")
+    seen = audit(gate(False, dtype=dtype))
+    assert not [note for note in seen.notes if "not traced" in note]
+    load = row(seen, "g", "in")
     assert (load.bursts, load.bytes, load.moved) == (64, 64 * size, 64 * 32)
     assert load.layout == "discrete" and load.discrete and load.padding == 32 / size
     assert dict(load.instructions)[f"MOV.OUT.TO.UB.ALIGN.b{8 * size}.V220"] == 1  # one instruction, 64 bursts
@@ -105,6 +107,15 @@ def test_a_masked_tail_is_a_full_tile_without_values_and_exact_with_them():
     assert tail.minimum == {"x": 128, "y": 128}
     full = audit(compiled, {"T": 160, "grid": (3,), "program": 1})
     assert full.argument_bytes("in") == 64 * 4
+
+
+@pytest.mark.parametrize("target", ["Ascend910B2", "Ascend950PR_9589"])
+def test_a_program_of_a_two_dimensional_grid_is_found_on_both_targets(target):
+    constexprs = {"HV": 4, "BT": 64, "G_T_CONTIG": True}
+    compiled = compile_kernel(teaching.gate_load_kernel, GATE, constexprs, target)
+    for program, rows in (((0, 3), 64), ((1, 0), 36), ((1, 3), 36)):
+        seen = audit(compiled, {"T": 100, "grid": (2, 4), "program": program})
+        assert row(seen, "g", "in").bytes == 2 * rows
 
 
 def test_an_address_read_from_memory_is_followed_when_its_values_are_given():
@@ -205,6 +216,15 @@ def test_a_transposed_operand_by_pointers_is_gathered_and_by_tl_trans_is_read_by
     assert by_pointers.ub_peak > 64 * 64 * 16 and by_trans.ub_peak == 0
 
 
+def test_a_mixed_kernel_of_the_ascend_950_has_no_workspace_in_global_memory():
+    constexprs = {"BT": 64, "ADD": False}
+    seen = audit(compile_kernel(kernels.persistent_dot_kernel, PERSISTENT, constexprs, "Ascend950PR_9589"))
+    tile = 64 * 64 * 2
+    assert seen.workspace_bytes == 0 and seen.minimum == dict.fromkeys("aby", tile)
+    assert [r.destination for r in seen.rows if r.pipe == "FIX"] == ["UB"]  # the cube writes into UB itself
+    assert any("cannot be read" in note for note in seen.notes)
+
+
 # ---- the template library ----
 
 
@@ -258,6 +278,28 @@ def test_a_template_that_the_library_has_not_is_an_error_in_its_trace_only():
     absent, present = templates.trace(calls, "Ascend910B2", "aiv")
     assert absent.error and not present.error
     assert present.vector == [("VEXP.f32", 64)]  # 4096 float32 in steps of 256 bytes
+
+
+@pytest.mark.parametrize(("width", "repeats"), [(64, 16), (128, 64)])
+def test_a_row_sum_is_counted_in_repeats_of_256_bytes(width, repeats):
+    tile, column = memref("UB", [16, width], [width, 1], 32), memref("UB", [16, 1], [8, 1], 32, 65536)
+    call = ("enablevc_reduce_sum_ar_float", [tile, column, memref("UB", [2048], [1], 32, 98304), 0])
+    (found,) = templates.trace([call], "Ascend910B2", "aiv")
+    assert not found.by_scalar and {n for n, _ in found.vector} <= {"VADD.f32", "VCADD.f32.order"}
+    assert 0 < sum(r for _, r in found.vector) <= repeats
+
+
+def test_the_command_line_audits_a_kernel_at_given_values(capsys):
+    from argparse import ArgumentParser
+
+    from wyfast_lib.ascend import cli
+
+    parser = ArgumentParser()
+    cli.add_arguments(parser)
+    kernel, signature = "wyfast_lib.kernels.teaching:gate_load_kernel", "g=*bf16, y=*bf16, T=i32"
+    given = ["--constexpr", "HV=32, BT=64, G_T_CONTIG=False", "--at", "T=100, grid=(2, 32), program=(1, 0)"]
+    assert cli.main(parser.parse_args(["audit", kernel, "--signature", signature, *given])) == 0
+    assert "37 bursts" in capsys.readouterr().out  # 36 elements of the tail one by one, and one store
 
 
 # ---- output ----

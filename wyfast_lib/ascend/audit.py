@@ -6,6 +6,12 @@ memref, in which loop, at which address) and the template library's bitcode (whi
 such a call issues). A task is one turn of the kernel's outermost loop with a run-time trip count (a
 persistent kernel's loop over chunk and head), or one program where there is no such loop. Without `values`
 every tile is a full one.
+A mixed kernel's vector half is walked for both of its units: what both load counts twice.
+
+`Audit.unwritten` lists tiles that a call reads and nothing writes. With several workspace buffers in flight
+(the default) the 910B compiler drops the vector unit's load of a tile that the cube of a task loop also uses.
+The compiler flag `--set-workspace-multibuffer=1` avoids it, and lets it split work that it otherwise leaves
+to one vector unit.
 
 What these texts do not reveal:
 - time: no latency, bandwidth, cache or bank conflict; waiting is visible only as the flags that cause it;
@@ -16,7 +22,8 @@ What these texts do not reveal:
 - the bank of a UB address at run time beyond its byte offset, and the alignment of the tensors that the
   caller passes;
 - values read from memory (varlen tables) and data-dependent branches: both branches are listed, marked
-  `maybe`.
+  `maybe`;
+- for the Ascend 950, what a template issues: its library is bitcode that llvmlite cannot open.
 """
 
 from __future__ import annotations
@@ -47,7 +54,7 @@ def audit(
     """
     module = hivm.parse(compiled.hivm)
     names = _argument_names(module, compiled)
-    given, program = _given(module, names, values or {})
+    given, program = _given(names, values or {}, compiled.target)
     walks = _walk_all(module, given, program)
     groups = _group(walks)
     traces = _traces(groups, compiled.target) if device else {}
@@ -115,7 +122,8 @@ def _argument_names(module: hivm.Module, compiled) -> dict:
     return dict(zip(plain, [*parameters, "grid x", "grid y", "grid z"], strict=False))
 
 
-def _given(module, names: dict, values: dict) -> tuple[dict, int | None]:
+def _given(names: dict, values: dict, target: str) -> tuple[dict, int | None]:
+    """Values by HIVM argument, and the index of the program to follow."""
     known = set(names.values()) | {"grid", "program"}
     for name in values:
         if name not in known:
@@ -133,7 +141,9 @@ def _given(module, names: dict, values: dict) -> tuple[dict, int | None]:
         program = 0 if program is None else program
         if not isinstance(program, int):
             x, y, z = (*program, *(0,) * (3 - len(program)))
-            program = (x * grid[1] + y) * grid[2] + z
+            # The compilers number the programs of a grid differently: x slowest on 910B, fastest on 950.
+            slowest_x = (x * grid[1] + y) * grid[2] + z
+            program = slowest_x if "910" in target else x + grid[0] * (y + grid[1] * z)
     return given, program
 
 

@@ -1,5 +1,7 @@
-"""`python -m wyfast_lib ascend ...`: install the toolchain, compile or audit a kernel of the reader's own.
+"""`python -m wyfast_lib ascend ...`: compile the production kernels and print what they move, install the
+toolchain, compile or audit a kernel of the reader's own.
 
+python -m wyfast_lib ascend --kernel bwd
 python -m wyfast_lib ascend install
 python -m wyfast_lib ascend audit my_kernels.py:scale --signature "x=*bf16, y=*bf16, T=i32" --constexpr BT=64
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -16,7 +19,13 @@ KERNEL_HELP = "package.module:kernel or file.py:kernel"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands on the parser of `ascend`."""
-    commands = parser.add_subparsers(dest="ascend_command", required=True, metavar="COMMAND")
+    parser.add_argument("--kernel", metavar="NAME", help="only production kernels whose name holds NAME")
+    parser.add_argument("--target", default="Ascend910B2", help="Ascend910B2 (default) or Ascend950PR_9589")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write counts of our kernels and the peer's (needs fla-core)"
+    )
+    commands = parser.add_subparsers(dest="ascend_command", metavar="COMMAND")
     commands.add_parser("install", help="install the pinned Ascend toolchain (0.95 GB) into the user's cache")
     commands.add_parser("where", help="say where the toolchain is, or why it is not there")
     for name, text in (
@@ -54,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 action="append",
                 default=[],
                 metavar="NAME=VALUE,...",
-                help='run-time values to evaluate sizes at, such as "T=4096"',
+                help='run-time values to evaluate sizes at, such as "T=4096, grid=(64, 32), program=(63, 0)"',
             )
 
 
@@ -64,6 +73,10 @@ def main(args: argparse.Namespace) -> int:
     from wyfast_lib.ascend.errors import CompileError, ToolchainMissing
 
     try:
+        if args.ascend_command is None:
+            from wyfast_lib.ascend import production
+
+            return production.main(args)
         if args.ascend_command == "install":
             toolchain.install()
             return 0
@@ -107,7 +120,7 @@ def _compile(args: argparse.Namespace):
 def parse_pairs(texts: list[str]) -> dict[str, str]:
     """{"x": "*bf16", "T": "i32"} from ["x=*bf16, T=i32"]; ":" works for "=". ValueError names a bad part."""
     pairs = {}
-    for part in ",".join(texts).split(","):
+    for part in re.split(r",(?![^(\[]*[)\]])", ",".join(texts)):  # not inside (2, 32) or [0, 64]
         if not part.strip():
             continue
         name, sign, value = part.replace(":", "=", 1).partition("=")

@@ -267,6 +267,7 @@ class Library:
         self.functions: list = []
         text = self._module(items, types)
         module = llvm.parse_assembly(text)
+        # Not opt=0: LLVM's fast instruction selection miscompiles functions that return bfloat.
         machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
         self.engine = llvm.create_mcjit_compiler(module, machine)
         self.engine.finalize_object()

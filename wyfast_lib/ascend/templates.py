@@ -191,8 +191,8 @@ def _vector_work(instructions):
             mask = values[1] & 0xFFFFFFFFFFFFFFFF
         elif is_vector(name):
             repeats = values[-1] >> 56 & 0xFF if values else 1
-            if name.startswith(("VCADD", "VCMAX", "VCMIN", "VMRGSORT", "VSHL", "VSHR")):
-                repeats = values[0] >> 56 & 0xFF
+            if name.startswith(("VCADD", "VCMAX", "VCMIN", "VSHR")):  # an order or rounding mode comes last
+                repeats = values[-2] >> 56 & 0xFF
             if count_mode and not name.startswith("S.VNCHWCONV"):
                 width = max((int(w) for w in re.findall(r"(?:bf|f|s|u|b)(8|16|32|64)", name)), default=32)
                 repeats = -(-mask * width // 2048)
@@ -351,7 +351,8 @@ def trace(calls: list, target: str, core: str) -> list:
         folder.mkdir(exist_ok=True)
         for key, answer in zip(missing, _ask(bitcode, index, list(missing.values())), strict=False):
             answers[key] = answer
-            _write(folder / f"{key}.json", answer)
+            if "signal" not in answer.get("error", ""):  # a process that died may have died of something else
+                _write(folder / f"{key}.json", answer)
     return [_as_trace(c[0], answers[k]) for k, c in zip(keys, calls, strict=False)]
 
 

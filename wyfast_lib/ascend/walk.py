@@ -142,8 +142,9 @@ class Walker:
         self.steps = 0
         self.conditional = self.limited = 0
         self.loop: int | None = None
+        self.around: int | None = None  # line of the innermost scf.for that we are inside of
+        self.inner: Counter = Counter()  # pipelined loops right inside the current task-loop turn -> trips
         self.counters: dict = {}  # line of a loop without a known trip count -> its number
-        self.inner: Counter = Counter()  # pipelined loops inside the current task-loop iteration -> trips
         self.vector_function: Counter | None = None
         self.stride_unknown = 0
 
@@ -259,11 +260,14 @@ class Walker:
             values.append(self.value(start.strip()))
         low, high, step = self.value(low), self.value(high), self.value(step)
         trips = _trips(low, high, step)
-        before, outer_inner = self.loop, self.inner
-        self._enter_loop(op.line, trips is not None)
-        is_task_loop = self.loop == op.line and before is None
-        if "multibuffer_unroll_factor" in op.attrs and trips is not None:
+        before, outer_inner, around = self.loop, self.inner, self.around
+        # The compiler pipelines a loop by cutting it in two: a longer step, and an inner loop over the step.
+        # Only the task loop's own inner loop counts tasks; one deeper down is a kernel's loop inside a task.
+        if "multibuffer_unroll_factor" in op.attrs and trips is not None and around == before is not None:
             self.inner[op.line] += trips
+        self._enter_loop(op.line, trips is not None)
+        self.around = op.line
+        is_task_loop = self.loop == op.line and before is None
         for n in range(1 if trips is None else trips):
             if is_task_loop:
                 self.inner = Counter()
@@ -273,7 +277,7 @@ class Walker:
             values = self._region(op.regions[0]) or values
             if is_task_loop:
                 self.out.tasks[op.line] += max(self.inner.values(), default=1)
-        self.loop, self.inner = before, outer_inner
+        self.loop, self.inner, self.around = before, outer_inner, around
         self.bind(op, values)
 
     def op_scf_if(self, op: Op):

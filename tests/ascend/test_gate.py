@@ -1,0 +1,66 @@
+"""The compile gate: every production kernel through the Ascend compiler; the whole grid under `-m gate`."""
+
+import pytest
+
+from wyfast_lib.ascend import production
+from wyfast_lib.ascend.audit import audit
+from wyfast_lib.ascend.production import Case
+
+FORWARD, BACKWARD = production.KERNELS
+A2, ARCH35 = production.TARGETS
+
+REDUCED = [
+    Case(FORWARD),
+    Case(FORWARD, dtype="float32", heads="GQA", varlen=True, width=256),
+    Case(BACKWARD),
+    Case(BACKWARD, dtype="float16", heads="MQA", width=64),
+    Case(BACKWARD, dtype="float32", heads="GQA", varlen=True, width=256),
+    Case(FORWARD, ARCH35),
+]
+
+
+def assert_ships(case: Case) -> None:
+    """It fits at the first try, moves nothing element by element, and no store is left to one vector unit."""
+    compiled = production.build(case)
+    assert compiled.retries == 0, compiled.notes
+    counts = audit(compiled)
+    assert not counts.discrete_rows, [str(row) for row in counts.discrete_rows]
+    assert not counts.padded_rows
+    assert not counts.one_unit_rows, "stores stand under limit_sub_block_id0"
+    assert not counts.unwritten, "the compiler lost a load: a unit reads a buffer that nothing wrote"
+    if case.target == A2:  # on arch35 the compiler reverts the split of every kernel that has a cube half
+        assert counts.split, "the two vector units do the same work"
+        assert not [note for note in compiled.notes if "revert" in note.lower()], compiled.notes
+
+
+@pytest.mark.parametrize("case", REDUCED, ids=str)
+def test_the_shipped_kernel_fits_and_gathers_nothing(case):
+    assert_ships(case)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("case", production.cases(), ids=str)
+def test_every_production_kernel_fits_and_gathers_nothing(case):
+    assert_ships(case)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("chunk", [16, 32])
+@pytest.mark.parametrize("dtype", production.DTYPES)
+@pytest.mark.parametrize("kernel", production.KERNELS)
+def test_shorter_chunks_fit_too(kernel, dtype, chunk):
+    assert_ships(Case(kernel, dtype=dtype, chunk=chunk, width=256))
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("heads", production.HEADS)
+@pytest.mark.parametrize("dtype", production.DTYPES)
+@pytest.mark.parametrize("kernel", production.KERNELS)
+def test_kernels_without_a_gate_fit_too(kernel, dtype, heads):
+    assert_ships(Case(kernel, dtype=dtype, heads=heads, gated=False))
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("dtype", production.DTYPES)
+def test_chunks_of_128_fit_in_the_forward(dtype):
+    assert_ships(Case(FORWARD, dtype=dtype, chunk=128, width=256))

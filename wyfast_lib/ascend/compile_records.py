@@ -1,0 +1,98 @@
+"""What the Ascend compiler says about our kernels and the peer's, as rows for data/ascend_compile.csv.
+
+Nothing is timed: a row is a count read off the compiler's output, a chunk and head (a group's divided by its
+heads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wyfast_lib.ascend import peer, production
+
+#: Launches of one call with H > 1 and a gate, dense: kernels, and what the host adds around them. Ours: beta
+#: and g into [B, H, T], dbeta and dg back. The peer's backward (wy_fast.py, fla-core 0.6.0) has the same four,
+#: and its exp2 of the gate: a conversion, the exponential, a conversion back. Nobody fills zeros.
+LAUNCHES = {
+    ("wyfast", "forward"): (1, 2),
+    ("wyfast", "backward"): (1, 4),
+    ("fla-core 0.6.0", "forward"): (1, 2),
+    ("fla-core 0.6.0", "backward"): (6, 7),
+}
+SHAPE = "H{H}_Hg{Hg}_K{width}_V{width}_BT{chunk}"
+COUNTS = {
+    "argument_bytes": "B", "scratch_bytes": "B", "workspace_bytes": "B", "global_bytes": "B", "ub_peak": "B",
+    "bursts": "1", "sync_instructions": "1", "discrete_calls": "1", "retries": "1",
+}  # fmt: skip
+
+
+def records(target: str = "Ascend910B2", command: str | None = None) -> list:
+    """Rows of all production cases at K = V = 128, of each strided layout, and of the peer in bfloat16."""
+    from wyfast_lib.records import provenance
+
+    from_here = provenance(command) | {
+        "device": f"{target} (compiler only)",
+        "triton": "triton-ascend 3.2.0, ascendnpu-ir 1.2.0",
+    }
+    rows = []
+    for case in [*production.cases(targets=(target,), widths=(128,)), *strided_cases(target)]:
+        rows += [replace(row, **from_here) for row in own(case)]
+    return rows + [replace(row, **from_here) for row in beside(target)]
+
+
+def strided_cases(target: str) -> list[production.Case]:
+    """Each gate of each kernel stored [B, T, H], one flag at a time."""
+    forward, backward = production.KERNELS
+    return [
+        production.Case(kernel, target, strided=(gate,))
+        for kernel, gates in ((forward, ("g", "beta")), (backward, ("g", "beta", "dg", "db")))
+        for gate in gates
+    ]
+
+
+def own(case: production.Case) -> list:
+    """Rows of one of our kernels."""
+    counts = production.count(case, production.build(case))
+    H, Hg = production.HEADS[case.heads]
+    phase = "forward" if case.kernel == production.KERNELS[0] else "backward"
+    note = " ".join(["varlen" if case.varlen else "dense", *(f"strided {gate}" for gate in case.strided)])
+    shape = SHAPE.format(H=H, Hg=Hg, width=case.width, chunk=case.chunk)
+    counts = {"scratch_bytes": 0, **counts}
+    if not case.strided:
+        kernels, host = LAUNCHES["wyfast", phase]
+        counts |= {"kernel_launches": kernels, "host_launches": host}
+    return _rows("wyfast", phase, shape, case.dtype, note, counts)
+
+
+def beside(target: str) -> list:
+    """Rows of the peer's kernels summed over a forward and a backward, bfloat16, MHA, contiguous gates."""
+    table = peer.peer_table(target, layouts=(True,))
+    rows = []
+    for phase in ("forward", "backward"):
+        sums = table.sums(phase, "contiguous")
+        each = [row for row in table.rows if row.stage == phase]
+        kernels, host = LAUNCHES["fla-core 0.6.0", phase]
+        assert kernels == len(each) and not sums["failed"]
+        counts = {
+            "argument_bytes": sums["arguments"], "scratch_bytes": sums["scratch"],
+            "workspace_bytes": sums["workspace"], "global_bytes": sums["total"],
+            "ub_peak": max(row.ub_peak for row in each), "bursts": sum(row.bursts for row in each),
+            "sync_instructions": sum(row.sync for row in each),
+            "discrete_calls": sum(row.discrete for row in each), "retries": sum(row.retries for row in each),
+            "kernel_launches": kernels, "host_launches": host,
+        }  # fmt: skip
+        shape = SHAPE.format(H=32, Hg=32, width=128, chunk=64)
+        rows += _rows("fla-core 0.6.0", phase, shape, "bfloat16", "dense", counts)
+    return rows
+
+
+def _rows(provider, phase, shape, dtype, note, counts) -> list:
+    from wyfast_lib.records import Record
+
+    units = COUNTS | {"kernel_launches": "1", "host_launches": "1"}
+    return [
+        Record("ascend_compile", provider, "wy_fast", phase, shape, dtype, metric, unit,
+               *[float(counts[metric])] * 3, "none", note)  # fmt: skip
+        for metric, unit in units.items()
+        if metric in counts
+    ]
