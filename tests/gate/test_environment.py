@@ -1,4 +1,4 @@
-"""The environments that the README promises, made from nothing: minutes and gigabytes, so `make gate` only."""
+"""The environments that the README promises, made from nothing; minutes and gigabytes: `make gate` only."""
 
 from __future__ import annotations
 
