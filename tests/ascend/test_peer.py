@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from wyfast_lib.ascend import peer
+from wyfast_lib.ascend import compile_kernel, peer
 from wyfast_lib.ascend.audit import audit
 
 
@@ -78,3 +78,14 @@ def test_dv_local_at_the_published_shape_differs_by_bursts_and_deinterleaves_onl
     assert strided.totals["scalar_elements"] == dense.totals["scalar_elements"]
     assert strided.totals["vector_calls"] - dense.totals["vector_calls"] == 4
     assert strided.argument_bytes() == dense.argument_bytes()
+
+
+def test_dv_local_with_a_stride_known_only_at_run_time_is_padded_through_all_its_vector_work():
+    kernel = peer.peer_dv_local(t_contig=False)
+    constexprs = {name: value for name, value in kernel.constexprs.items() if name != "HV"}
+    known = audit(kernel.compile()).totals
+    unknown = audit(compile_kernel(kernel.kernel, {**kernel.signature, "HV": "i32"}, constexprs)).totals
+    assert (known["bursts"], unknown["bursts"]) == (588, 6720)
+    assert (known["vector_instructions"], unknown["vector_instructions"]) == (128, 6754)
+    assert unknown["scalar_elements"] > 30 * known["scalar_elements"]
+    assert unknown["ub_peak"] > 5 * known["ub_peak"]

@@ -1,0 +1,167 @@
+"""Kernels that are wrong or slow on purpose, each beside its right form; notebooks 04 and 05 print and run them.
+
+A constexpr MISTAKE or a flag picks the wrong form, so that one source holds both. Offsets and strides are in
+elements. Nothing outside the workbook and its tests calls these.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gate_tile_kernel(g, y, stride, HV: tl.constexpr, BC: tl.constexpr, LAYOUT: tl.constexpr):
+    """y[i, j] = exp(g[BC + i] - g[j]), [BC, BC]: the gate of one pair of sub-blocks, as dv_local needs it.
+
+    LAYOUT: "contiguous", "constant" (stride HV, known to the compiler) or "run-time" (`stride`, not known).
+    """
+    o_c = tl.arange(0, BC)
+    o_r = BC + tl.arange(0, BC)
+    if LAYOUT == "contiguous":
+        p_r, p_c = g + o_r, g + o_c
+    elif LAYOUT == "constant":
+        p_r, p_c = g + o_r * HV, g + o_c * HV
+    else:
+        p_r, p_c = g + o_r * stride, g + o_c * stride
+    r_g = tl.load(p_r).to(tl.float32)
+    c_g = tl.load(p_c).to(tl.float32)
+    tile = tl.exp(r_g[:, None] - c_g[None, :])
+    tl.store(y + o_c[:, None] * BC + o_c[None, :], tile.to(y.dtype.element_ty))
+
+
+@triton.jit
+def row_scale_kernel(
+    x, beta, y, total, HV: tl.constexpr, BT: tl.constexpr, K: tl.constexpr, STORE_STRIDED: tl.constexpr
+):
+    """y = beta[:, None] * x, and the row sums of y into `total`, times beta; x, y [BT, K], beta contiguous.
+
+    STORE_STRIDED: the row sums go out with stride HV instead of 1. Nothing else changes.
+    """
+    o = tl.arange(0, BT)
+    c = tl.arange(0, K)
+    b = tl.load(beta + o).to(tl.float32)
+    v = tl.load(x + o[:, None] * K + c[None, :]).to(tl.float32) * b[:, None]
+    tl.store(y + o[:, None] * K + c[None, :], v.to(y.dtype.element_ty))
+    p = total + o * HV if STORE_STRIDED else total + o
+    tl.store(p, (tl.sum(v, 1) * b).to(total.dtype.element_ty))
+
+
+@triton.jit
+def packed_decay_kernel(
+    g, y, cu_seqlens, chunk_indices, T, HV: tl.constexpr, BT: tl.constexpr, MISTAKE: tl.constexpr
+):
+    """y[h, t] = exp(g_last - g_t), g_last the gate at the last token of t's chunk; g, y [HV, T], packed.
+
+    One program a chunk and head. MISTAKE "" is right; the others each break one rule of the pointer:
+    "old pointer" (of storage [T, HV]), "local length" (in the head's offset), "packed bound" (the total as the
+    sequence's length), "absolute offset" (the sequence's start counted twice).
+    """
+    i_n = tl.load(chunk_indices + tl.program_id(0) * 2)
+    i_t = tl.load(chunk_indices + tl.program_id(0) * 2 + 1)
+    i_h = tl.program_id(1).to(tl.int64)
+    T_seq = T
+    bos = tl.load(cu_seqlens + i_n)
+    eos = tl.load(cu_seqlens + i_n + 1)
+    T_local = (eos - bos).to(tl.int32)
+    t0 = i_t * BT
+    if MISTAKE == "packed bound":
+        T_local = T_seq
+    o = t0 + tl.arange(0, BT)
+    m = o < T_local
+    last = tl.minimum(t0 + BT, T_local) - 1
+    p_y = y + bos + i_h * T_seq
+    if MISTAKE == "old pointer":
+        b_g = tl.load(g + bos * HV + i_h + o * HV, mask=m, other=0.0)
+        b_last = tl.load(g + bos * HV + i_h + last * HV)
+    else:
+        p_g = g + bos + i_h * T_seq
+        if MISTAKE == "local length":
+            p_g = g + bos + i_h * T_local
+        if MISTAKE == "absolute offset":
+            p_g = p_g + bos
+        b_g = tl.load(p_g + o, mask=m, other=0.0)
+        b_last = tl.load(p_g + last)
+    tl.store(p_y + o, tl.exp(b_last - b_g), mask=m)
+
+
+@triton.jit
+def head_offset_kernel(y, i_h, T, WIDE: tl.constexpr):
+    """y[0] = i_h * T, the offset of a head in [HV, T]: in int32, or with WIDE in int64. y int64."""
+    if WIDE:
+        offset = i_h.to(tl.int64) * T
+    else:
+        offset = (i_h * T).to(tl.int64)
+    tl.store(y, offset)
+
+
+@triton.jit
+def indexed_tile_kernel(g, y, BT: tl.constexpr, BC: tl.constexpr):
+    """y = the second sub-block of one BT-long load, taken by indexing the tensor."""
+    b_g = tl.load(g + tl.arange(0, BT))
+    tl.store(y + tl.arange(0, BC), b_g[BC + tl.arange(0, BC)])
+
+
+@triton.jit
+def reshaped_tile_kernel(g, y, BT: tl.constexpr, BC: tl.constexpr):
+    """y = the first BC of BT values, by a reshape into the smaller size."""
+    b_g = tl.load(g + tl.arange(0, BT))
+    tl.store(y + tl.arange(0, BC), tl.reshape(b_g, [BC]))
+
+
+@triton.jit
+def joined_store_kernel(a, b, y, BC: tl.constexpr, TRANSPOSE: tl.constexpr):
+    """y = a followed by b in one store: join [BC, 2], with TRANSPOSE turned to [2, BC], reshaped to [2 BC]."""
+    o = tl.arange(0, BC)
+    pair = tl.join(tl.load(a + o), tl.load(b + o))
+    if TRANSPOSE:
+        pair = tl.trans(pair)
+    tl.store(y + tl.arange(0, 2 * BC), tl.reshape(pair, [2 * BC]))
+
+
+@triton.jit
+def head_branch_kernel(x, y, T, n_tasks, HV: tl.constexpr, BT: tl.constexpr, BRANCH: tl.constexpr):
+    """y = x on even heads, 2 x on odd ones; x, y [HV, T], T = BT; BRANCH: by a run-time `if` on the task's head."""
+    o = tl.arange(0, BT)
+    for task in range(tl.program_id(0), n_tasks, tl.num_programs(0)):
+        i_h = task % HV
+        b_x = tl.load(x + i_h * T + o)
+        if BRANCH:
+            if i_h % 2 == 1:
+                b_x = b_x * 2.0
+        else:
+            b_x = b_x * (1.0 + (i_h % 2).to(tl.float32))
+        tl.store(y + i_h * T + o, b_x)
+
+
+@triton.jit
+def moved_pointer_kernel(x, y, n_tasks, BT: tl.constexpr, MOVE: tl.constexpr):
+    """y = 2 x, a block of BT a task; MOVE: by pointers moved with `+=` from task to task, else rebuilt."""
+    o = tl.arange(0, BT)
+    step = tl.num_programs(0) * BT
+    p_x = x + tl.program_id(0) * BT + o
+    p_y = y + tl.program_id(0) * BT + o
+    for task in range(tl.program_id(0), n_tasks, tl.num_programs(0)):
+        if MOVE:
+            tl.store(p_y, tl.load(p_x) * 2.0)
+            p_x += step
+            p_y += step
+        else:
+            tl.store(y + task * BT + o, tl.load(x + task * BT + o) * 2.0)
+
+
+@triton.jit
+def both_layouts_kernel(
+    g, y, T, contiguous, HV: tl.constexpr, BT: tl.constexpr, RUN_TIME: tl.constexpr, G_T_CONTIG: tl.constexpr
+):
+    """y = exp(g) of head 0, the layout picked by the constant G_T_CONTIG, or with RUN_TIME by `contiguous`."""
+    o = tl.arange(0, BT)
+    m = o < T
+    if RUN_TIME:
+        if contiguous == 1:
+            b_g = tl.load(g + o, mask=m, other=0.0)
+        else:
+            b_g = tl.load(g + o * HV, mask=m, other=0.0)
+    elif G_T_CONTIG:
+        b_g = tl.load(g + o, mask=m, other=0.0)
+    else:
+        b_g = tl.load(g + o * HV, mask=m, other=0.0)
+    tl.store(y + o, tl.exp(b_g.to(tl.float32)).to(y.dtype.element_ty), mask=m)
