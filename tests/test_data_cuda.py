@@ -110,6 +110,14 @@ def test_the_gates_suite_shows_that_stride_1_does_not_pay_on_this_gpu(rows):
             assert gain < turning, (HV, phase)
 
 
+def test_packed_rows_cost_at_most_a_fifth_more_than_dense_ones(rows):
+    packed = {(r.shape, r.phase, r.provider): r.p50 for r in rows if r.suite == "packed"}
+    shapes = {key[:2] for key in packed}
+    assert len(shapes) == 6
+    for key in shapes:
+        assert packed[*key, "packed"] <= 1.2 * packed[*key, "dense"], key
+
+
 def test_every_gpu_test_of_the_tree_ran_green_on_the_borrowed_machine():
     with open(ROOT / "data" / "gpu_tests.csv", newline="", encoding="utf-8") as f:
         report = list(csv.DictReader(f))
