@@ -19,7 +19,6 @@ from wyfast_lib.varlen import ChunkTable
 # 8 MB on a server CPU (larger ones leave its cache, smaller ones pay for more calls); an accelerator
 # wants few large launches instead.
 CPU_BLOCK, DEVICE_BLOCK = 1 << 20, 1 << 26
-HEADS = 4  # so many heads make a batch of products worth a call of its own
 
 
 def available() -> tuple[bool, str]:
@@ -137,24 +136,6 @@ def gather(tiles: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None = 
     return out.flatten(0, 1)
 
 
-def multiply(left: torch.Tensor, tiles: torch.Tensor, work: Workspace, name: str) -> torch.Tensor:
-    """left [n, H, r, r] times tiles [n, h, r, D], each head H / h times, as [n, H, r, D].
-
-    A batch of products has one stride from matrix to matrix, and the heads of one chunk have it: on a CPU
-    that saves a copy of the tiles. Other heads, dtypes and devices get the copy, in work's buffer `name`, and
-    one product.
-    """
-    (n, H, r, _), D = left.shape, tiles.shape[3]
-    out = work("product", n, H, r, D)
-    in_place = tiles.dtype == work.dtype and tiles.shape[1] == H >= HEADS and left.device.type == "cpu"
-    if in_place:
-        for a, b, c in zip(left.unbind(), tiles.unbind(), out.unbind(), strict=True):
-            torch.bmm(a, b, out=c)
-    else:
-        torch.bmm(left.flatten(0, 1), gather(tiles, work(name, n, H, r, D)), out=out.flatten(0, 1))
-    return out
-
-
 def forward(k, v, beta, A, g, gk, chunks):
     """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`."""
     H, K, V = A.shape[2], k.shape[3], v.shape[3]
@@ -162,17 +143,16 @@ def forward(k, v, beta, A, g, gk, chunks):
     w, u = new_output(k, H), new_output(v, H)
     with torch.autocast(k.device.type, enabled=False):
         for block in blocks(A, max(K, V), chunks):
-            write = block.tiles(beta).to(work.dtype).contiguous()
+            write = block.tiles(beta).to(work.dtype)
             n, _, r = write.shape
-            # Scales go to the columns of the factor, the smallest operand, not to the rows of k and v.
-            factor = torch.mul(block.factor(A), write.unsqueeze(2), out=work("factor", n, H, r, r))
-            block.put(u, multiply(factor, block.tiles(v), work, "tile"))
-            if g is not None:
-                factor.mul_(block.tiles(g).to(work.dtype).contiguous().exp().unsqueeze(2))
-            keys = block.tiles(k)
+            factor = gather(block.factor(A), work("factor", n, H, r, r))
+            values = gather(block.tiles(v), work("tile", n, H, r, V), write)
+            block.put(u, torch.bmm(factor, values, out=work("product", n * H, r, V)).view(n, H, r, V))
+            read = write if g is None else write * block.tiles(g).to(work.dtype).exp()
+            keys = gather(block.tiles(k), work("tile", n, H, r, K), read)
             if gk is not None:
-                keys = keys * block.tiles(gk).to(work.dtype).exp()
-            block.put(w, multiply(factor, keys, work, "tile"))
+                keys.mul_(gather(block.tiles(gk), work("gk", n, H, r, K)).exp_())
+            block.put(w, torch.bmm(factor, keys, out=work("product", n * H, r, K)).view(n, H, r, K))
     return w, u
 
 
