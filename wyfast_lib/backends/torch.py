@@ -16,8 +16,8 @@ import torch
 from wyfast_lib.varlen import ChunkTable
 
 # Elements of one [BT, K] operand over the chunks and heads of a block: 4 MB of float32, the best of 0.5 to
-# 8 MB on a server CPU (larger ones leave the cache, smaller ones pay for more calls); an accelerator wants few
-# large launches instead.
+# 8 MB on a server CPU (larger ones leave its cache, smaller ones pay for more calls); an accelerator
+# wants few large launches instead.
 CPU_BLOCK, DEVICE_BLOCK = 1 << 20, 1 << 26
 
 
