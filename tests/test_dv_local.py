@@ -172,6 +172,16 @@ def test_steep_decays_stay_finite_and_right(on):
 
 
 @pytest.mark.parametrize("on", BOTH)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_padded_tail_against_a_large_gate_stays_finite_and_right(on, packed):
+    cu = [0, 5, 24, 40] if packed else None
+    q, k, do, g, chunks = draw(1, 40, 1, 2, 16, torch.float32, BT=16, cu=cu)
+    g = g - 120  # the level in a chunk is free, but exp(0 - g) of an absent row would overflow
+    dv = chunk_bwd_dv_local(q, k, do, g, None, chunks, chunk_size=16, backend=on)
+    assert_right(dv, q, k, do, g, chunks, 16)
+
+
+@pytest.mark.parametrize("on", BOTH)
 def test_slices_of_nan_filled_memory_give_the_same_bits(on):
     call = draw(1, 40, 1, 2, 16, torch.float32, BT=16)[:4]
     views = []

@@ -156,9 +156,10 @@ def rule(target: str) -> str:
 
 def test_the_two_commands_do_what_the_readme_promises():
     assert "-r requirements.txt" in rule("$(STAMP)") and "--editable ." in rule("$(STAMP)")
-    assert "env" in rule("notebooks").split() and "-m wyfast_lib notebooks" in rule("notebooks")
-    test = rule("test")
-    assert {"env", "unit"} <= set(test.split()) and "pytest --nbmake notebooks" in test
+    assert "env" in rule("toolchain").split() and "-m wyfast_lib ascend install" in rule("toolchain")
+    assert "toolchain" in rule("notebooks").split() and "-m wyfast_lib notebooks" in rule("notebooks")
+    assert "unit" in rule("test").split() and "pytest --nbmake notebooks" in rule("test")
+    assert "toolchain" in rule("unit").split()
     assert "pytest tests" in rule("unit") and "ruff check" in rule("unit")
 
 

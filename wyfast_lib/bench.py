@@ -123,7 +123,8 @@ def run(
                        gate="none", **origin))  # fmt: skip
     for dtype in dtypes:
         for shape in shapes:
-            rows += measure_shape(device, shape, dtype, chosen, rounds, rate, origin)
+            wanted = {n: p for n, p in chosen.items() if dtype == "float32" or n != "wyfast-tf32"}
+            rows += measure_shape(device, shape, dtype, wanted, rounds, rate, origin)
             release(device)
     return rows
 
@@ -141,7 +142,7 @@ def measure_shape(device, shape, dtype, providers, rounds, rate, origin) -> list
         passes, verdicts = {}, {}
         for name, provider in providers.items():
             passes[name] = [provider.passes(c)[phase] for c in cases]
-            verdicts[name] = gate(case, phase, passes[name][0]())
+            verdicts[name] = gate(case, phase, passes[name][0](), provider.tolerance)
         common = {"suite": "operator", "op": "wy_fast", "phase": phase, "shape": f"{shape} {case.shape}",
                   "dtype": dtype, **origin}  # fmt: skip
         green = {n: p for n, p in passes.items() if verdicts[n][0]}
@@ -157,10 +158,11 @@ def measure_shape(device, shape, dtype, providers, rounds, rate, origin) -> list
     return rows
 
 
-def gate(case, phase: str, results: tuple) -> tuple[bool, float]:
+def gate(case, phase: str, results: tuple, allowed: float = 0.0) -> tuple[bool, float]:
     """(within tolerance, worst error ratio over its tolerance) of one pass against the float64 closed form.
 
-    Compared are the first and the last chunks of every row; a NaN anywhere fails.
+    The tolerance is the looser of the dtypes' own and `allowed`. Compared are the first and the last chunks of
+    every row; a NaN anywhere fails.
     """
     from wyfast_lib.reference import wy_adjoint_reference, wy_fast_reference
     from wyfast_lib.testing import TOLERANCE, error_ratio
@@ -176,7 +178,7 @@ def gate(case, phase: str, results: tuple) -> tuple[bool, float]:
         else:
             expected = wy_adjoint_reference(k, v, beta, A, g, case.dw[:, span].cpu(), case.du[:, span].cpu())
         for x, reference in zip(results, expected, strict=True):
-            limit = max(TOLERANCE[x.dtype], TOLERANCE[case.k.dtype])
+            limit = max(TOLERANCE[x.dtype], TOLERANCE[case.k.dtype], allowed)
             worst = max(worst, error_ratio(x[:, span], reference) / limit)
     finite = all(bool(x.isfinite().all()) for x in results)
     return finite and worst <= 1.0, worst if finite else float("inf")

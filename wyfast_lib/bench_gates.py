@@ -58,7 +58,8 @@ def measure_heads(HV: int, rounds: int) -> dict[tuple[str, str, str], list[float
             if not torch.equal(a, b if a.shape == b.shape else b.transpose(1, 2)):
                 raise RuntimeError(f"{name} differs between the two gate layouts")
     del results
-    calls["transpose", "both", "g and beta"] = lambda: (turn(case.g), turn(case.beta))
+    if HV > 1:  # of a single head the two layouts are one
+        calls["transpose", "both", "g and beta"] = lambda: (turn(case.g), turn(case.beta))
     graphs = {name: capture([call]) for name, call in calls.items()}
     samples = {name: [] for name in graphs}
     for _ in range(rounds + 1):

@@ -79,6 +79,7 @@ def minimum_bytes(case: Case, phase: str) -> int:
 
 class Provider(Protocol):
     name: str
+    tolerance: float  # error ratio allowed beyond the dtypes' own limits, 0 for most
 
     def available(self, device: str) -> tuple[bool, str]: ...
 
@@ -87,6 +88,8 @@ class Provider(Protocol):
 
 class Backend:
     """One of our backends, called directly: no checks, no autograd."""
+
+    tolerance = 0.0
 
     def __init__(self, name: str, backend: str | None):
         self.name, self.backend = name, backend
@@ -105,10 +108,31 @@ class Backend:
         }
 
 
+class Tf32(Backend):
+    """Our CUDA backend with TF32 asked for: float32 inputs, about 3e-4 relative error."""
+
+    tolerance = 2e-3
+
+    def __init__(self):
+        super().__init__("wyfast-tf32", "cuda")
+
+    def passes(self, case: Case) -> dict[str, Pass]:
+        precision = backends.load("cuda").float32_precision
+
+        def opted_in(call: Pass) -> Pass:
+            def run():
+                with precision("tf32"):
+                    return call()
+
+            return run
+
+        return {phase: opted_in(call) for phase, call in super().passes(case).items()}
+
+
 class PublicCall:
     """`wy_fast` with autograd: what a user's program pays. The backward needs a forward of its own first."""
 
-    name = "wy_fast"
+    name, tolerance = "wy_fast", 0.0
 
     def available(self, device: str) -> tuple[bool, str]:
         return True, ""
@@ -127,7 +151,7 @@ class PublicCall:
 class Fla:
     """flash-linear-attention's own operators. Their g is in log2 units, their dg in natural ones."""
 
-    name = "fla"
+    name, tolerance = "fla", 0.0
 
     def available(self, device: str) -> tuple[bool, str]:
         try:
@@ -147,5 +171,5 @@ class Fla:
 
 
 PROVIDERS: dict[str, Provider] = {
-    p.name: p for p in (Backend("wyfast", None), Backend("torch", "torch"), PublicCall(), Fla())
+    p.name: p for p in (Backend("wyfast", None), Tf32(), Backend("torch", "torch"), PublicCall(), Fla())
 }

@@ -37,7 +37,9 @@ def row(seen, tensor, direction):
 
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 2), ("fp32", 4)])
 def test_a_stride_hv_gate_load_is_64_bursts_of_one_element_into_a_block_each(dtype, size):
-    load = row(audit(gate(False, dtype=dtype)), "g", "in")
+    seen = audit(gate(False, dtype=dtype))
+    assert not [note for note in seen.notes if "not traced" in note]
+    load = row(seen, "g", "in")
     assert (load.bursts, load.bytes, load.moved) == (64, 64 * size, 64 * 32)
     assert load.layout == "discrete" and load.discrete and load.padding == 32 / size
     assert dict(load.instructions)[f"MOV.OUT.TO.UB.ALIGN.b{8 * size}.V220"] == 1  # one instruction, 64 bursts

@@ -104,6 +104,14 @@ def test_with_one_sub_block_the_kernel_moves_what_it_must_and_its_scores():
     assert counts.workspace_bytes == 2 * (4 + 2) * scores  # float32 to the vector units, bfloat16 back
 
 
+@pytest.mark.parametrize("BC", [16, 32, 64])
+def test_no_tile_is_moved_or_compared_by_the_scalar_unit(BC):
+    counts = audit(build_dv_local(BC=BC))
+    selects = [r for r in counts.scalar_rows if r.template.startswith("vsel")]  # their number
+    assert counts.totals["scalar_elements"] == round(sum(r.scalar * r.times for r in selects))
+    assert all(r.scalar == 1 for r in selects)
+
+
 def test_the_two_layouts_are_never_both_in_one_compile():
     for t_contig in (True, False):
         compiled = build_dv_local(BC=32, t_contig=t_contig)

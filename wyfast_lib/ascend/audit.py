@@ -6,6 +6,12 @@ memref, in which loop, at which address) and the template library's bitcode (whi
 such a call issues). A task is one turn of the kernel's outermost loop with a run-time trip count (a
 persistent kernel's loop over chunk and head), or one program where there is no such loop. Without `values`
 every tile is a full one.
+A mixed kernel's vector half is walked for both of its units: what both load counts twice.
+
+`Audit.unwritten` lists tiles that a call reads and nothing writes. With several workspace buffers in flight
+(the default) the 910B compiler drops the vector unit's load of a tile that the cube of a task loop also uses.
+The compiler flag `--set-workspace-multibuffer=1` avoids it, and lets it split work that it otherwise leaves
+to one vector unit.
 
 What these texts do not reveal:
 - time: no latency, bandwidth, cache or bank conflict; waiting is visible only as the flags that cause it;
@@ -16,7 +22,8 @@ What these texts do not reveal:
 - the bank of a UB address at run time beyond its byte offset, and the alignment of the tensors that the
   caller passes;
 - values read from memory (varlen tables) and data-dependent branches: both branches are listed, marked
-  `maybe`.
+  `maybe`;
+- for the Ascend 950, what a template issues: its library is bitcode that llvmlite cannot open.
 """
 
 from __future__ import annotations

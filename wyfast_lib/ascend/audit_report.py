@@ -134,6 +134,11 @@ class Audit:
         return [r for r in self.rows if r.scalar and not r.template.startswith("scalar_")]
 
     @property
+    def untraced_rows(self) -> list:
+        """Calls without a device trace: bursts come from the memrefs, scalar work does not show."""
+        return [r for r in self.rows if r.note]
+
+    @property
     def padded_rows(self) -> list:
         """Calls on local tiles that hold one element in each 32-byte block."""
         return [r for r in self.rows if r.padding >= 2]

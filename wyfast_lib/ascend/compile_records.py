@@ -6,13 +6,14 @@ heads).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from wyfast_lib.ascend import peer, production
 
 #: Launches of one call with H > 1 and a gate, dense: kernels, and what the host adds around them. Ours: beta
-#: and g into [B, H, T], dbeta and dg back. The peer's backward (wy_fast.py, fla-core 0.6.0) has the same four,
-#: and its exp2 of the gate: a conversion, the exponential, a conversion back. Nobody fills zeros.
+#: and g into [B, H, T], dbeta and dg back. The peer's backward (wy_fast.py, fla-core 0.6.0) has these four
+#: too, and its exp2 of the gate: a conversion, the exponential, a conversion back. Nobody fills zeros.
 LAUNCHES = {
     ("wyfast", "forward"): (1, 2),
     ("wyfast", "backward"): (1, 4),
@@ -36,6 +37,7 @@ def records(target: str = "Ascend910B2", command: str | None = None) -> list:
     }
     rows = []
     for case in [*production.cases(targets=(target,), widths=(128,)), *strided_cases(target)]:
+        print(case, file=sys.stderr)
         rows += [replace(row, **from_here) for row in own(case)]
     return rows + [replace(row, **from_here) for row in beside(target)]
 

@@ -267,7 +267,8 @@ class Library:
         self.functions: list = []
         text = self._module(items, types)
         module = llvm.parse_assembly(text)
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=0)
+        # Not opt=0: LLVM's fast instruction selection miscompiles functions that return bfloat.
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
         self.engine = llvm.create_mcjit_compiler(module, machine)
         self.engine.finalize_object()
         address = self.engine.get_global_value_address

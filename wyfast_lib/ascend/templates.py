@@ -351,7 +351,8 @@ def trace(calls: list, target: str, core: str) -> list:
         folder.mkdir(exist_ok=True)
         for key, answer in zip(missing, _ask(bitcode, index, list(missing.values())), strict=False):
             answers[key] = answer
-            _write(folder / f"{key}.json", answer)
+            if "signal" not in answer.get("error", ""):  # a process that died may have died of something else
+                _write(folder / f"{key}.json", answer)
     return [_as_trace(c[0], answers[k]) for k, c in zip(keys, calls, strict=False)]
 
 

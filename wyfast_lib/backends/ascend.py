@@ -41,14 +41,14 @@ def check_call(k, v, beta, A, g, gk, chunks, needs_grad) -> None:
 def forward(k, v, beta, A, g, gk, chunks):
     """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`, on one NPU."""
     launch, w, u = plan.plan_forward(k, v, beta, A, g, gk, chunks, device())
-    execute(launch, k.device)
+    execute(launch)
     return w, u
 
 
 def backward(k, v, beta, A, g, dw, du, chunks):
     """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
     launch, *grads = plan.plan_backward(k, v, beta, A, g, dw, du, chunks, device())
-    execute(launch, k.device)
+    execute(launch)
     return plan.gradients(*grads)
 
 
@@ -62,14 +62,14 @@ def check_dv_local(q, k, do, g, chunks, chunk_size) -> None:
 def dv_local(q, k, do, g, scale, chunks, chunk_size):
     """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, on one NPU."""
     launch, dv = dv_local_plan.plan_dv_local(q, k, do, g, scale, chunks, chunk_size, device())
-    execute(launch, k.device)
+    execute(launch)
     return dv
 
 
-def execute(launch: plan.Launch, where: torch.device) -> None:
-    """Launch on that NPU, whichever one is current."""
+def execute(launch: plan.Launch) -> None:
+    """Launch on the NPU that holds its tensors, whichever one is current."""
     kernel = getattr(importlib.import_module(launch.module), launch.kernel)
-    with torch.npu.device(where):
+    with torch.npu.device(launch.args["k"].device):
         kernel[launch.grid](**launch.args, **launch.constexprs)
 
 

@@ -162,7 +162,7 @@ def interpret(launch: Launch) -> None:
                 f"{name}: Triton's interpreter computes bfloat16 wrongly (it multiplies bit patterns); "
                 "backend='lowered' runs these kernels in bfloat16"
             )
-    kernel = getattr(importlib.import_module(MODULE), launch.kernel)
+    kernel = getattr(importlib.import_module(launch.module), launch.kernel)
     if type(kernel).__name__ != "InterpretedFunction":
         raise RuntimeError("set TRITON_INTERPRET=1 before the kernels are imported")
     kernel[launch.grid](**launch.args, **launch.constexprs)

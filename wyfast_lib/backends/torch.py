@@ -225,7 +225,7 @@ def dv_local(q, k, do, g, scale, chunks, chunk_size):
     """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`."""
     (B, T, H, V), Hg, K = do.shape, k.shape[2], k.shape[3]
     work = Workspace(compute_dtype(q, k, do, g), do.device)
-    dv = new_output(do, H, chunks)
+    dv = new_output(do, H)
     shape = do.new_empty(()).expand(B, T, H, chunk_size)  # `blocks` reads sizes and device only
     with torch.autocast(do.device.type, enabled=False):
         for block in blocks(shape, max(K, V), chunks):
@@ -237,7 +237,7 @@ def dv_local(q, k, do, g, scale, chunks, chunk_size):
             scores = gather(scores.view(n, Hg, r, r), work("scores", n, H, r, r))
             above = torch.ones(r, r, dtype=torch.bool, device=do.device).triu(1)
             if g is not None:
-                gate = block.tiles(g).to(work.dtype).flatten(0, 1)
+                gate = block.gate(g).to(work.dtype).flatten(0, 1)
                 # The exponent is masked, not the product: above the diagonal exp may be infinite.
                 decay = torch.sub(gate[:, :, None], gate[:, None, :], out=work("decay", n * H, r, r))
                 scores.mul_(decay.masked_fill_(above, -torch.inf).exp_())
@@ -245,4 +245,4 @@ def dv_local(q, k, do, g, scale, chunks, chunk_size):
             upstream = gather(block.tiles(do), work("do", n, H, r, V))
             product = torch.bmm(scores.mT, upstream, out=work("product", n * H, r, V))
             block.put(dv, product.view(n, H, r, V))
-    return dv[:, :T]
+    return dv

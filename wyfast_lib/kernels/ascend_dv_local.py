@@ -38,7 +38,7 @@ def chunk_bwd_dv_local_kernel(
         i_b, bos, T_local, t0 = _chunk_of(task // H, cu_seqlens, chunk_indices, T, BT, IS_VARLEN)
         i_hg = i_h // (H // Hg)
         p_g = g + _gate_base(i_b, bos, i_h, T, H, G_T_CONTIG, IS_VARLEN)
-        rows = (T_local - t0).to(tl.float32)
+        rows = T_local - t0
         for i_c in range(NC):
             o_c = t0 + i_c * BC + tl.arange(0, BC)
             n_c = (i_c * BC + tl.arange(0, BC)).to(tl.float32)
@@ -55,10 +55,11 @@ def chunk_bwd_dv_local_kernel(
                 # q is a left operand, dead after the product: it is loaded for each pair.
                 b_q = tl.load(q + ((row * Hg + i_hg) * K)[:, None] + o_k[None, :], mask=m_kr, other=0.0)
                 b_S = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-                # Row i exists and i >= j, so that column j exists too; as numbers in float32, because the
-                # vector unit compares integers one by one.
-                n_r = (i_r * BC + tl.arange(0, BC)).to(tl.float32)
-                m_S = tl.where(n_r < rows, n_r, -1.0)[:, None] >= n_c[None, :]
+                # Row i exists and i >= j, so that column j exists too. A row past the tail becomes a negative
+                # number, because a comparison of a 1-d tile, or of integers, goes to the scalar unit.
+                n_r = i_r * BC + tl.arange(0, BC)
+                n_r = (n_r - BT * tl.maximum(n_r - rows + 1, 0)).to(tl.float32)
+                m_S = n_r[:, None] >= n_c[None, :]
                 if USE_G:
                     r_g = _load_gate(p_g, o_r, m_r, H, G_T_CONTIG)
                     c_g = _load_gate(p_g, o_c, m_c, H, G_T_CONTIG)

@@ -24,7 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 LOG2E = gl.constexpr(1.4426950408889634)
-barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
+# Renamed on the way from Triton 3.6 to 3.9.
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -53,7 +55,7 @@ def _copy_panels(smem, base, rows, stride, NP: gl.constexpr):
     pointers = base + (o_t * stride)[:, None] + o_d[None, :]
     mask = (o_t < rows)[:, None]
     for c in gl.static_range(NP):
-        async_copy.async_copy_global_to_shared(smem.index(c), pointers + c * 64, mask=mask)
+        async_load(smem.index(c), pointers + c * 64, mask=mask)
 
 
 @gluon.jit
