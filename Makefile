@@ -40,7 +40,7 @@ unit: toolchain  ## lint and unit tests
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m pytest tests -m "not gate and not gpu"
 
-gate: toolchain  ## every production Ascend kernel through the compiler, minutes
+gate: toolchain  ## the slow tests: all Ascend kernels through the compiler, fresh environments
 	$(BIN)/python -m pytest tests -m gate
 
 refresh: toolchain  ## update committed notebook outputs and figures/ from one clean run

@@ -40,10 +40,11 @@ MAX_SETS = 8  # ... with at most so many sets: shapes too small for that are cac
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line; every option has a default that suits the machine."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda when there is one")
-    parser.add_argument("--suite", choices=("operator", "gates", "cpu"),
-                        help="operator: backends at named shapes (default with CUDA, or with --shapes or --dtypes);"
-                        " gates: stride-HV against stride-1 gates (CUDA); cpu: against T, beside bare products,"
-                        " autograd and a token loop (default on a CPU)")  # fmt: skip
+    parser.add_argument("--suite", choices=("operator", "gates", "packed", "cpu"),
+                        help="operator: backends at named shapes (default with CUDA, --shapes or --dtypes);"
+                        " gates: stride-HV against stride-1 gates (CUDA); packed: packed against dense rows"
+                        " (CUDA); cpu: against T, beside bare products, autograd and a token loop (default on a"
+                        " CPU)")  # fmt: skip
     parser.add_argument("--lengths", help="suite cpu: comma-separated T; default 64 to 4096")
     parser.add_argument("--shapes", help="comma-separated names of wyfast_lib.inputs.SHAPES")
     parser.add_argument("--dtypes", help="comma-separated: float32, float16, bfloat16")
@@ -76,6 +77,10 @@ def main(args: argparse.Namespace) -> int:
         from wyfast_lib.bench_gates import run_gates
 
         rows = run_gates(rounds)
+    elif suite == "packed":
+        from wyfast_lib.bench_packed import run_packed
+
+        rows = run_packed(rounds)
     elif suite == "cpu":
         from wyfast_lib import bench_cpu
 

@@ -1,12 +1,12 @@
-"""`python -m wyfast_lib bench` on a CPU: the operator beside a token loop, autograd and bare products, against T.
+"""`python -m wyfast_lib bench` on a CPU, against T: the operator, a token loop, autograd, bare products.
 
-One head layout (H = 8, K = V = 128, BT = 64, float32) at growing T. A provider is timed only after its results
-met the tolerance; all providers take turns, round after round. Metrics:
+One head layout (H = 8, K = V = 128, BT = 64, float32) at growing T. A provider is timed only after its
+results met the tolerance; all providers take turns, round after round. Metrics:
 
     wall      ms of one call
     ratio     that time over the bare products' time in the same round, phase by phase
-    best      the least of all rounds: wall time in ms, "best-ratio" the quotient of two of them. Work of others
-              on the machine only ever adds time, so these move least
+    best      the least of all rounds: wall time in ms, "best-ratio" the quotient of two of them. Work of
+              others on the machine only ever adds time, so these move least
     peak      bytes that a call takes at its peak, results included (`wyfast_lib.bench_memory`)
     extra     the same without the results, as a multiple of the results' bytes
 """

@@ -75,7 +75,8 @@ class Way:
         """Why this is not measured at such a shape; empty when it is."""
         if self.call is not token_loop:
             return ""
-        kept = 2 * 4 * shape.B * shape.T * shape.H * shape.K * (shape.K + shape.V)  # S, before and after fading
+        state = 4 * shape.B * shape.H * shape.K * (shape.K + shape.V)
+        kept = 2 * shape.T * state  # before and after fading
         if phase == BOTH and kept > LOOP_BYTES:
             return f"autograd would keep {kept / 2**30:.0f} GiB"
         if shape.T > LOOP_TOKENS:

@@ -1,4 +1,4 @@
-"""Figures of the measured data files; each takes rows and returns a figure, so that a notebook can show it."""
+"""Figures of the measured data files: each takes rows and returns a figure, for a notebook to show."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def cpu_figure(rows: Sequence[Record]):
     )
     example = curve(rows, "wyfast", "best")[T]
     figure.suptitle(
-        f"At {T} tokens, chunks are {faster:.0f} times faster than the token loop in {smaller:.0f} times less memory"
+        f"At {T} tokens, chunks are {faster:.0f} times faster than the token loop,"
+        f" in {smaller:.0f} times less memory"
         f"\n{example.shape.split(' ', 2)[2]}, float32, {example.device}, {example.note.split(',')[0]}",
         fontsize=10, x=0.01, ha="left",
     )  # fmt: skip

@@ -1,9 +1,10 @@
 """Peak memory of one call on a CPU, from the kernel's own count of a fresh process.
 
 PyTorch has no peak counter for CPUs, and counting its tensors would miss what the matrix library takes for
-itself. So a new process runs the call once, and Linux says how far its resident memory rose (VmHWM, set back
-just before). Two settings of the C allocator make it give every freed block back at once, so that memory of an
-earlier call is not used again unseen. What a first call loads (code, threads) is paid by a small call before.
+itself. So a new process runs the call once, and Linux says how far its resident memory rose (VmHWM, set
+back just before). Two settings of the C allocator make it give every freed block back at once, so that
+memory of an earlier call is not used again unseen. What a first call loads (code, threads) is paid by a
+small call before.
 """
 
 from __future__ import annotations

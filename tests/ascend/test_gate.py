@@ -1,5 +1,6 @@
 """The compile gate: every production kernel through the Ascend compiler; the whole grid under `-m gate`."""
 
+import json
 import re
 
 import pytest
@@ -34,8 +35,9 @@ def assert_ships(case: Case) -> None:
     assert not counts.discrete_rows, [str(row) for row in counts.discrete_rows]
     assert not counts.padded_rows
     assert not counts.one_unit_rows
-    assert not counts.unwritten, "the compiler lost a load: a unit reads a buffer that nothing wrote"
     if case.target == A2:  # on arch35 the compiler reverts the split of every kernel that has a cube half
+        # Not on arch35: there one unit may write the other's buffers, which the audit does not follow.
+        assert not counts.unwritten, "the compiler lost a load: a unit reads what nothing wrote"
         assert counts.split, "the two vector units do the same work"
         assert not [note for note in compiled.notes if "revert" in note.lower()], compiled.notes
 
@@ -71,3 +73,36 @@ def test_kernels_without_a_gate_fit_too(kernel, dtype, heads):
 @pytest.mark.parametrize("dtype", production.DTYPES)
 def test_chunks_of_128_fit_in_the_forward(dtype):
     assert_ships(Case(FORWARD, dtype=dtype, chunk=128, width=256))
+
+
+# ---- python -m wyfast_lib ascend ----
+
+
+def _command(*arguments):
+    from wyfast_lib.__main__ import main
+
+    return main(["ascend", *arguments])
+
+
+def test_the_command_prints_the_table_with_progress(monkeypatch, capsys):
+    monkeypatch.setattr(production, "cases", lambda *a, **k: [Case(FORWARD), Case(BACKWARD)])
+    assert _command() == 0
+    out, err = capsys.readouterr()
+    assert "401.0" in out and "104.5" in out  # total and ideal of the backward, KiB
+    assert "[2/2] backward bfloat16" in err
+
+
+def test_the_command_fails_when_a_kernel_does_not_fit(monkeypatch, capsys):
+    too_long = Case(BACKWARD, width=64, chunk=128)
+    monkeypatch.setattr(production, "cases", lambda *a, **k: [Case(FORWARD), too_long])
+    assert _command("--json") == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert [row["kernel"] for row in found["rows"]] == [FORWARD] and found["failures"] == [str(too_long)]
+    assert "UB" in err
+
+
+@pytest.mark.parametrize("wrong", [("--kernel", "nothing"), ("--target", "Ascend000")])
+def test_the_command_names_a_kernel_or_target_that_does_not_exist(wrong, capsys):
+    assert _command(*wrong) == 1
+    assert wrong[1] in capsys.readouterr().err

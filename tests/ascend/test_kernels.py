@@ -212,3 +212,63 @@ def test_the_kernels_run_in_the_interpreter_which_refuses_bfloat16():
         [sys.executable, "-c", INTERPRETED], env=environment, cwd=ROOT, capture_output=True, text=True
     )
     assert done.stdout.strip().endswith("all right"), done.stdout + done.stderr
+
+
+# ---- what the cube leaves behind past a chunk's tail ----
+
+
+def test_the_cube_multiplies_valid_rows_only_and_stores_the_whole_tile():
+    """The finding that makes the kernels mask every product before vector code uses it."""
+    _, compiled = built(kernel=BACKWARD)
+    calls = re.findall(r"call @mma_tile_\w+\(%\w+, %\w+, %\w+, (%\w+), (%\w+), (%\w+),", compiled.hivm)
+    partial = [sizes for sizes in calls if not all(re.fullmatch(r"%c\d+", size) for size in sizes)]
+    assert len(calls) == 11 and len(partial) >= 5  # a size that is no constant: the rows of this chunk
+    stores = re.findall(r"memref\.view .* to memref<64x64xf32, #hivm", compiled.hivm)
+    assert len(stores) >= 4  # products cross to the vector units as whole tiles
+
+
+STALE = """
+import numpy as np
+import torch
+import triton.runtime.interpreter as interpreter
+from support import draw, reference
+from wyfast_lib.backends import ascend_plan as plan
+from wyfast_lib.testing import TOLERANCE, error_ratio
+
+def used(x, axis):
+    tail = x.take(range(valid, x.shape[axis]), axis)
+    return x.shape[axis] if (tail != 0).any() else valid
+
+def dot(self, a, b, d, *_):
+    inner = min(used(a.data, 1), used(b.data, 0))
+    product = a.data[:, :inner] @ b.data[:inner]
+    product[used(a.data, 0):] = np.nan
+    product[:, used(b.data, 1):] = np.nan
+    global poisoned
+    poisoned += np.isnan(product).any()
+    return interpreter.TensorHandle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
+
+interpreter.InterpreterBuilder.create_dot = dot
+poisoned = 0
+for valid, call in ((9, draw(1, 9, 4, 2)), (5, draw(2, 5, 2, 2)), (5, draw(1, 5, 2, 1, gated=False))):
+    chip, c = plan.Device("Ascend910B2", 3), call
+    forward, w, u = plan.plan_forward(c.k, c.v, c.beta, c.A, c.g, None, c.chunks, chip)
+    backward, *grads = plan.plan_backward(c.k, c.v, c.beta, c.A, c.g, c.dw, c.du, c.chunks, chip)
+    plan.interpret(forward)
+    plan.interpret(backward)
+    results = dict(zip(("w", "u", "dk", "dv", "dbeta", "dg"), (w, u, *plan.gradients(*grads))))
+    for name, x in reference(call).items():
+        assert error_ratio(results[name], x) <= TOLERANCE[torch.float32], name
+assert poisoned > 20
+print("all right")
+"""
+
+
+def test_what_a_partial_product_leaves_in_its_tile_reaches_no_result():
+    """The same kernels with NaN in every product's rows and columns past the tail, as the cube may leave it,
+    and the inner dimension cut to the valid rows, as the cube does."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", STALE], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.strip().endswith("all right"), done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The environments that the README promises, made from nothing: minutes and gigabytes, so `make gate` only."""
+"""The environments that the README promises, made from nothing; minutes and gigabytes: `make gate` only."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def test_the_doctor_is_content_with_the_wheel(torch_alone, tmp_path):
 
 def test_torch_imports_beside_torch_npu_without_cann_when_autoload_is_off(with_torch_npu, tmp_path):
     assert run([with_torch_npu, "-m", "pip", "show", "torch_npu"], cwd=tmp_path)
-    run([with_torch_npu, "-c", "import torch, wyfast_lib; torch.ones(3).sum()"], tmp_path, **{AUTOLOAD: "0"})
+    call = "import torch, wyfast_lib; torch.ones(3).sum()"
+    run([with_torch_npu, "-c", call], tmp_path, **{AUTOLOAD: "0"})
 
 
 def test_the_doctor_is_content_beside_torch_npu_when_autoload_is_off(with_torch_npu, tmp_path):
