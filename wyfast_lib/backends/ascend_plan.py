@@ -117,16 +117,15 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     dg = None if g is None else g.new_empty((B, H, T) if layout.dg else (B, T, H))
     Hg = k.shape[2]
     k, v = _operands(k, v)
-    unused = dbeta  # stands for dg when there is no g to write it for
-    if g is None and k.dtype == torch.float32:
-        # The compiler (ascendnpu-ir 1.2.0) fails on this one variant, "expected 4 offset values, got 3":
-        # a gate of zeros is the same operator.
-        g = torch.zeros_like(beta)
-        unused = torch.empty_like(dbeta)
+    gate, stored_dg = g, dg
+    if g is None:
+        # The compiler (ascendnpu-ir 1.2.0) fails on some variants without a gate, "expected 4 offset values,
+        # got 3" (float32, and half precision at some sizes): a gate of zeros is the same operator.
+        gate, stored_dg = torch.zeros_like(beta), torch.empty_like(dbeta)
     args = {
         "k": k, "v": v, "beta": _stored(beta, layout.beta), "A": A.contiguous(),
-        "g": _stored(beta if g is None else g, layout.g), "dw": dw.contiguous(), "du": du.contiguous(),
-        "dk": dk, "dv": dv, "dbeta": dbeta, "dg": unused if dg is None else dg,
+        "g": _stored(gate, layout.g), "dw": dw.contiguous(), "du": du.contiguous(),
+        "dk": dk, "dv": dv, "dbeta": dbeta, "dg": stored_dg,
     }  # fmt: skip
     # The compiler for arch35 fails an assertion of its own on a constant tile in half precision, and never
     # splits vector work, which is what the product with ones is for.
@@ -135,7 +134,7 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     # On arch35 loads with a tail and sums of products pass through UB: rows of 256 in two tiles.
     widest = 128 if device.arch35 else MAX_WIDTH
     tasks = Hg * -(-k.shape[3] // min(_tile(k.shape[3]), widest))
-    launch = _launch(BACKWARD, args, flags, g is not None, H, BT, chunks, tasks, device, widest)
+    launch = _launch(BACKWARD, args, flags, True, H, BT, chunks, tasks, device, widest)
     return launch, dk, dv, dbeta, dg
 
 
