@@ -16,7 +16,7 @@ def solution_1(n, itemsize, stride):
 
 
 def solution_2(BT, BC, contiguous):
-    """Every pair of sub-blocks loads twice on each of two vector units: half of its rows, all of its columns."""
+    """A pair of sub-blocks loads twice on each of two vector units: half of its rows, all of its columns."""
     n = BT // BC
     pairs = n * (n + 1) / 2
     return pairs * 2 * (2 if contiguous else BC // 2 + BC)

@@ -1,5 +1,7 @@
-"""Checks of the two exercises of notebook 04, the gather. The numbers were counted by the Ascend compiler's audit
-(tests/ascend/test_notebook_counts.py compares them with it again)."""
+"""Checks of the two exercises of notebook 04, the gather.
+
+The numbers were counted by the audit; tests/ascend/test_notebook_counts.py compares them with it again.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def check_exercise_1(dma_cost: Callable) -> None:
 
 
 def check_exercise_2(gate_bursts: Callable) -> None:
-    """gate_bursts(BT, BC, contiguous) -> float: DMA bursts of dv_local's gate loads a chunk and head, BC < BT.
+    """gate_bursts(BT, BC, contiguous) -> float: bursts of dv_local's gate loads a chunk and head, BC < BT.
 
     Raises:
         AssertionError: the number differs from what the audit of the compiled kernel counts.

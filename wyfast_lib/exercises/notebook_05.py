@@ -10,7 +10,7 @@ from wyfast_lib.varlen import prepare_chunks
 
 
 def check_exercise_1(gate_addresses: Callable) -> None:
-    """gate_addresses(offsets, H, BT) -> int64 [chunks, H, BT]: element addresses in packed storage [H, T], or -1.
+    """gate_addresses(offsets, H, BT) -> int64 [chunks, H, BT]: addresses in packed storage [H, T], or -1.
 
     Raises:
         AssertionError: an address is not where the chunk table says that the row stands.

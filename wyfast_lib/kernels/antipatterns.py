@@ -1,4 +1,4 @@
-"""Kernels that are wrong or slow on purpose, each beside its right form; notebooks 04 and 05 print and run them.
+"""Kernels that are wrong or slow on purpose, beside their right forms; notebooks 04 and 05 run them.
 
 A constexpr MISTAKE or a flag picks the wrong form, so that one source holds both. Offsets and strides are in
 elements. Nothing outside the workbook and its tests calls these.
@@ -6,26 +6,6 @@ elements. Nothing outside the workbook and its tests calls these.
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def gate_tile_kernel(g, y, stride, HV: tl.constexpr, BC: tl.constexpr, LAYOUT: tl.constexpr):
-    """y[i, j] = exp(g[BC + i] - g[j]), [BC, BC]: the gate of one pair of sub-blocks, as dv_local needs it.
-
-    LAYOUT: "contiguous", "constant" (stride HV, known to the compiler) or "run-time" (`stride`, not known).
-    """
-    o_c = tl.arange(0, BC)
-    o_r = BC + tl.arange(0, BC)
-    if LAYOUT == "contiguous":
-        p_r, p_c = g + o_r, g + o_c
-    elif LAYOUT == "constant":
-        p_r, p_c = g + o_r * HV, g + o_c * HV
-    else:
-        p_r, p_c = g + o_r * stride, g + o_c * stride
-    r_g = tl.load(p_r).to(tl.float32)
-    c_g = tl.load(p_c).to(tl.float32)
-    tile = tl.exp(r_g[:, None] - c_g[None, :])
-    tl.store(y + o_c[:, None] * BC + o_c[None, :], tile.to(y.dtype.element_ty))
 
 
 @triton.jit
@@ -52,8 +32,8 @@ def packed_decay_kernel(
     """y[h, t] = exp(g_last - g_t), g_last the gate at the last token of t's chunk; g, y [HV, T], packed.
 
     One program a chunk and head. MISTAKE "" is right; the others each break one rule of the pointer:
-    "old pointer" (of storage [T, HV]), "local length" (in the head's offset), "packed bound" (the total as the
-    sequence's length), "absolute offset" (the sequence's start counted twice).
+    "old pointer" (of storage [T, HV]), "local length" (in the head's offset), "packed bound" (the total as
+    the sequence's length), "absolute offset" (the sequence's start counted twice).
     """
     i_n = tl.load(chunk_indices + tl.program_id(0) * 2)
     i_t = tl.load(chunk_indices + tl.program_id(0) * 2 + 1)
@@ -109,7 +89,7 @@ def reshaped_tile_kernel(g, y, BT: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def joined_store_kernel(a, b, y, BC: tl.constexpr, TRANSPOSE: tl.constexpr):
-    """y = a followed by b in one store: join [BC, 2], with TRANSPOSE turned to [2, BC], reshaped to [2 BC]."""
+    """y = a followed by b in one store: join [BC, 2], TRANSPOSE: turned to [2, BC], reshaped to [2 BC]."""
     o = tl.arange(0, BC)
     pair = tl.join(tl.load(a + o), tl.load(b + o))
     if TRANSPOSE:
@@ -119,7 +99,7 @@ def joined_store_kernel(a, b, y, BC: tl.constexpr, TRANSPOSE: tl.constexpr):
 
 @triton.jit
 def head_branch_kernel(x, y, T, n_tasks, HV: tl.constexpr, BT: tl.constexpr, BRANCH: tl.constexpr):
-    """y = x on even heads, 2 x on odd ones; x, y [HV, T], T = BT; BRANCH: by a run-time `if` on the task's head."""
+    """y = x on even heads, 2 x on odd ones; x, y [HV, T], T = BT. BRANCH: by a run-time `if` on the head."""
     o = tl.arange(0, BT)
     for task in range(tl.program_id(0), n_tasks, tl.num_programs(0)):
         i_h = task % HV
@@ -152,7 +132,7 @@ def moved_pointer_kernel(x, y, n_tasks, BT: tl.constexpr, MOVE: tl.constexpr):
 def both_layouts_kernel(
     g, y, T, contiguous, HV: tl.constexpr, BT: tl.constexpr, RUN_TIME: tl.constexpr, G_T_CONTIG: tl.constexpr
 ):
-    """y = exp(g) of head 0, the layout picked by the constant G_T_CONTIG, or with RUN_TIME by `contiguous`."""
+    """y = exp(g) of head 0, the layout picked by the constant G_T_CONTIG, or with RUN_TIME by a number."""
     o = tl.arange(0, BT)
     m = o < T
     if RUN_TIME:
