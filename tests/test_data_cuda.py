@@ -115,7 +115,7 @@ def test_packed_rows_cost_at_most_a_fifth_more_than_dense_ones(rows):
     shapes = {key[:2] for key in packed}
     assert len(shapes) == 6
     for key in shapes:
-        assert packed[*key, "packed"] <= 1.2 * packed[*key, "dense"], key
+        assert packed[(*key, "packed")] <= 1.2 * packed[(*key, "dense")], key
 
 
 def test_every_gpu_test_of_the_tree_ran_green_on_the_borrowed_machine():

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=("operator", "gates", "packed", "cpu"),
                         help="operator: backends at named shapes (default with CUDA, --shapes or --dtypes);"
                         " gates: stride-HV against stride-1 gates (CUDA); packed: packed against dense rows"
-                        " (CUDA); cpu: against T, beside bare products, autograd and a token loop (default on a"
+                        " (CUDA); cpu: against T, beside bare products, autograd, a token loop (default on a"
                         " CPU)")  # fmt: skip
     parser.add_argument("--lengths", help="suite cpu: comma-separated T; default 64 to 4096")
     parser.add_argument("--shapes", help="comma-separated names of wyfast_lib.inputs.SHAPES")
@@ -166,7 +166,7 @@ def measure_shape(device, shape, dtype, providers, rounds, rate, origin) -> list
 def gate(case, phase: str, results: tuple, allowed: float = 0.0) -> tuple[bool, float]:
     """(within tolerance, worst error ratio over its tolerance) of one pass against the float64 closed form.
 
-    The tolerance is the looser of the dtypes' own and `allowed`. Compared are the first and the last chunks of
+    The tolerance is the looser of the dtypes' own and `allowed`. Compared are the first and last chunks of
     every row; a NaN anywhere fails.
     """
     from wyfast_lib.reference import wy_adjoint_reference, wy_fast_reference
