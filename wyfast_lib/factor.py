@@ -55,8 +55,8 @@ def wy_factor(
 
     A blocked inverse by matrix products, so that it runs on devices without a triangular solve. Detached:
     the gradient through A is part of `wy_fast`'s backward. Normalise k: with unnormalised keys A grows
-    without bound (randn keys, K = 64: 1e16, infinite in float16); with L2-normalised keys and beta <= 1 no
-    element exceeds 1.
+    without bound (randn keys, K = 64: 1e16 and far more, infinite in float16); with L2-normalised keys and
+    beta <= 1 no element exceeds 1.
 
     Args:
         k: [B, T, Hg, K] keys; beta: [B, T, H]; g: [B, T, H] chunk-local cumulated log decay, or None.
