@@ -21,9 +21,9 @@ from dataclasses import replace
 import torch
 
 from wyfast_lib import bench_memory, records
-from wyfast_lib.bench_cpu_providers import BOTH, FORWARD, PROVIDERS
+from wyfast_lib.bench_cpu_providers import BOTH, FORWARD, PROVIDERS, shape_at
 from wyfast_lib.bench_providers import Case, make_case
-from wyfast_lib.inputs import SHAPES, Shape
+from wyfast_lib.inputs import SHAPES
 from wyfast_lib.records import Record, percentiles
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -31,11 +31,6 @@ PHASES = (FORWARD, BOTH)
 TARGETS = {FORWARD: 2.0, BOTH: 2.5}  # best-ratio of wyfast at T = 4096
 SECONDS = 8.0  # a provider leaves the rounds after so long, with at least ...
 SAMPLES = 5  # ... so many samples
-
-
-def shape_at(T: int) -> Shape:
-    """The benchmark's shape at T tokens."""
-    return replace(SHAPES["laptop"], T=T)
 
 
 def say(text: str) -> None:
@@ -105,7 +100,7 @@ def correct(case: Case, phase: str, provider, results: tuple) -> tuple[bool, flo
 
     A provider that makes its own factor is held against the float64 factor, the others against the one given.
     """
-    from wyfast_lib.bench import gate
+    from wyfast_lib.bench_timing import gate
     from wyfast_lib.reference import wy_factor_reference
 
     if provider.name == "bare":  # products of prepared tiles: nothing to hold them against

@@ -7,19 +7,24 @@ A provider here makes two passes for a case: "forward", a callable that returns 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from wyfast_lib.bench_providers import Case, Pass
 from wyfast_lib.factor import wy_factor
-from wyfast_lib.inputs import Shape
+from wyfast_lib.inputs import SHAPES, Shape
 from wyfast_lib.op import wy_fast
 from wyfast_lib.reference import expand_heads, wy_matrix
 
 FORWARD, BOTH = "forward", "forward+backward"
 LOOP_BYTES = 5 << 30  # what a token loop may keep for its backward ...
 LOOP_TOKENS = 1024  # ... and how far its forward goes: milliseconds a token
+
+
+def shape_at(T: int) -> Shape:
+    """The benchmark's shape at T tokens."""
+    return replace(SHAPES["laptop"], T=T)
 
 
 def with_factor(k, v, beta, A, g):

@@ -43,8 +43,8 @@ def run_gates(rounds: int) -> list[Record]:
 
 def measure_heads(HV: int, rounds: int) -> dict[tuple[str, str, str], list[float]]:
     """{(op, phase, layout): samples in ms}, interleaved. RuntimeError when the layouts disagree."""
-    from wyfast_lib.bench import capture
     from wyfast_lib.bench_providers import make_case
+    from wyfast_lib.bench_timing import capture
     from wyfast_lib.inputs import Shape
 
     case = make_case(Shape(1, GATES // HV, HV, HV, WIDTH, WIDTH), torch.bfloat16, "cuda")

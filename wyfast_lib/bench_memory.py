@@ -58,8 +58,7 @@ def main(name: str, T: str, phase: str) -> None:
     """The fresh process: print (peak bytes, bytes of the results)."""
     import torch
 
-    from wyfast_lib.bench_cpu import shape_at
-    from wyfast_lib.bench_cpu_providers import PROVIDERS
+    from wyfast_lib.bench_cpu_providers import PROVIDERS, shape_at
     from wyfast_lib.bench_providers import make_case
 
     shape = shape_at(int(T))

@@ -38,8 +38,8 @@ def run_packed(rounds: int) -> list[Record]:
 def measure_shape(shape: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     """{phase: {"dense" | "packed": samples in ms}}, interleaved."""
     from wyfast_lib.backends import cuda as backend
-    from wyfast_lib.bench import capture
     from wyfast_lib.bench_providers import make_case
+    from wyfast_lib.bench_timing import capture
     from wyfast_lib.factor import wy_factor
 
     case = make_case(shape, torch.bfloat16, "cuda")

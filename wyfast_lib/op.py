@@ -34,6 +34,7 @@ class WyFastFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend):
+        """(w, u); arguments as in `wy_fast`, the chunk table as its two tensors, backend "" to pick one."""
         ctx.save_for_backward(k, v, beta, A, g, cu_seqlens, chunk_indices)
         ctx.backend = backend
         ctx.has_gk = gk is not None
@@ -47,6 +48,7 @@ class WyFastFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dw, du):
+        """Gradients of k, v, beta and g from dw [B, T, H, K] and du [B, T, H, V]; None for the others."""
         if ctx.has_gk:
             raise NotImplementedError(
                 "wy_fast has no backward with gk: its gradient would be wrong, so it is not computed. "
@@ -116,8 +118,9 @@ def wy_fast(
     Raises:
         TypeError: an argument is no tensor of a floating dtype (cu_seqlens: int32 / int64).
         ValueError: a rank, shape, device, chunk size or cu_seqlens that does not fit; nothing has run then.
-        BackendUnavailable: the backend cannot run on this machine.
-        NotImplementedError: in backward, with gk given.
+        BackendUnavailable (a RuntimeError): the backend cannot run on this machine.
+        NotImplementedError: in backward, with gk given; before anything runs, when the picked backend cannot
+            take a call (a width, chunk size or dtype that it names).
         RuntimeError: a second backward through the first (once differentiable).
 
     Source: arXiv:2406.06484 (WY form), arXiv:2412.06464 (gate); the adjoint is derived in notebook 02.
