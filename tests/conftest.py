@@ -23,8 +23,7 @@ hypothesis.settings.load_profile("ci")
 torch.set_num_threads(1)
 
 DEVICES = {"torch": "cpu", "lowered": "cpu", "cuda": "cuda", "ascend": "npu"}
-# `lowered` compiles every new shape with the Ascend compiler, for seconds: ask for it with --backends.
-DEFAULT_BACKENDS = "torch,cuda,ascend"
+DEFAULT_BACKENDS = "torch,lowered,cuda,ascend"
 
 
 def pytest_addoption(parser):
