@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.util
 import inspect
 import os
 import sys
@@ -88,7 +89,7 @@ def _from_text(text: str) -> KernelSource:
     else:
         path, module = _module_file(place), place
         if path is None:
-            raise ValueError(f"kernel: no module {place} with a source file on sys.path")
+            raise ValueError(f"kernel: no module {place} with a source file among the importable ones")
     stat = path.stat()
     functions = _functions(str(path), stat.st_mtime_ns, stat.st_size)
     if name not in functions:
@@ -109,8 +110,17 @@ def _functions(file: str, mtime: int, size: int) -> dict[str, tuple[str, ...]]:
 
 def _module_file(module: str) -> Path | None:
     """The source file of a module that is not necessarily imported; parents' __init__ are not run."""
-    *parents, last = module.split(".")
-    search = sys.path
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)  # asks the finders of editable installs too; runs nothing
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else None
+    *parents, last = rest
+    search = list(spec.submodule_search_locations or ())
     for parent in parents:
         found = [d for base in search if (d := Path(base or ".") / parent).is_dir()]
         if not found:
