@@ -85,6 +85,7 @@ def audit(
         directions=directions,
         notes=notes,
         unwritten=unwritten,
+        writing_units=_writing_units(walks),
     )
 
 
@@ -200,27 +201,49 @@ def _traces(groups: dict, target: str) -> dict:
     return found
 
 
+def _writing_units(walks: list) -> int:
+    """How many vector units write outside their own UB. On the Ascend 950 a unit that repeats the other's
+    work branches around its stores; on 910B they stand under `limit_sub_block_id0`.
+    """
+    units = set()
+    for w in walks:
+        for event in w.walk.events if w.core == "aiv" else ():
+            targets = event.operands[1:] if not event.template.startswith("scalar_store") else event.operands
+            if any(isinstance(o, walk.View) and o.space not in ("UB", "stack") for o in targets):
+                units.add(event.sub_block)
+    return len(units)
+
+
 def _unwritten(walks: list) -> list:
-    """Buffers that a template reads and that nothing of the same core writes.
+    """Buffers that a template reads and that nothing writes, neither its own core nor, at the same address,
+    the other: on the Ascend 950 the cube writes its results into UB, and a vector unit its tiles into L1.
 
     The first memref of a call with two or more is read; any other may be written. Outlined vector
     functions may write what they get.
     """
-    found = {}
+    read, written, places = {}, set(), set()
     for w in walks:
-        written, read = set(), {}
         for event in w.walk.events:
             views = [o for o in event.operands if isinstance(o, walk.View)]
             first = views[0] if len(views) > 1 and not event.vector_ops else None
             if first is not None and first.alloc:
                 read.setdefault(first.alloc, (w.core, event.template, first))
-            written |= {v.alloc for v in views if v is not first}
-        found.update({line: use for line, use in read.items() if line not in written})
+            for view in views:
+                if view is not first:
+                    written.add(view.alloc)
+                    places.add((w.core, view.space, view.base))
+    lost = {
+        line: use for line, use in read.items()
+        if line not in written and (_OTHER[use[0]], use[2].space, use[2].base) not in places
+    }  # fmt: skip
     return [
         f"{core}: {template} reads a {'x'.join(map(str, view.shape))} {view.dtype} tile in {view.space} "
         f"that nothing writes (buffer of HIVM line {line})"
-        for line, (core, template, view) in sorted(found.items())
+        for line, (core, template, view) in sorted(lost.items())
     ]
+
+
+_OTHER = {"aic": "aiv", "aiv": "aic"}
 
 
 def _syncs(walks: list) -> Counter:

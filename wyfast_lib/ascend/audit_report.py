@@ -86,6 +86,7 @@ class Audit:
     unwritten: list = field(
         default_factory=list
     )  # tiles that are read and never written: the compiler lost a load
+    writing_units: int = 2  # vector units whose results leave them
 
     # ---- totals
     # -----------------------------------------------------------------------------------------------------
@@ -150,13 +151,13 @@ class Audit:
 
     @property
     def split(self) -> bool | None:
-        """True when both vector units do different work; False when stores are left to the first one (the
-        second repeats its work); None for a kernel without a cube half, whose programs have one vector
-        unit each.
+        """True when both vector units do different work; False when results are left to the first one (the
+        second repeats its work); None for a kernel without a cube half or without vector work, whose
+        programs have one vector unit each.
         """
-        if not any(r.unit == "aic" for r in self.rows):
+        if not any(r.unit == "aic" for r in self.rows) or not self.writing_units:
             return None
-        return not self.one_unit_rows
+        return not self.one_unit_rows and self.writing_units > 1
 
     @property
     def ub_peak(self) -> int:

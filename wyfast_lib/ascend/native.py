@@ -14,12 +14,11 @@ import mmap
 import os
 import re
 import struct
-import subprocess
 import tempfile
 from pathlib import Path
 
 from wyfast_lib.ascend.errors import last_lines
-from wyfast_lib.ascend.inside import Failure
+from wyfast_lib.ascend.inside import Failure, run_program
 
 #: Tensors to buffers, every one of which is freed where its last owner ends: no growth over many launches.
 BUFFER_PASSES = (
@@ -318,19 +317,9 @@ def interchange_matmuls(text: str) -> str:
 
 
 def _opt(toolchain: str, passes: tuple[str, ...], text: str) -> str:
-    program = Path(toolchain) / "ascendnpuir/bin/bishengir-opt"
-    done = subprocess.run(
-        [
-            str(program),
-            f"--pass-pipeline=builtin.module({','.join(passes)})",
-            "--mlir-disable-threading",
-            "-",
-        ],
-        input=text,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
+    program = str(Path(toolchain) / "ascendnpuir/bin/bishengir-opt")
+    pipeline = f"--pass-pipeline=builtin.module({','.join(passes)})"
+    done, _ = run_program([program, pipeline, "--mlir-disable-threading", "-"], input=text)
     if done.returncode != 0:
         raise Failure(
             "native",

@@ -18,9 +18,6 @@ TARGETS = ("Ascend910B2", "Ascend950PR_9589")
 DTYPES = ("bfloat16", "float16", "float32")
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # name -> (H, Hg)
 WIDTHS = (64, 128, 256)
-#: Without the last code generator the compiler for arch35 repeats all its work five times, each time with
-#: fewer optimisations; with this flag it stops after the first, which is the one that counts.
-FIRST_TRY_ONLY = ("--enable-tuning-mode",)
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,9 @@ def build_dv_local(
 
 def _compile(planned, target: str):
     from wyfast_lib.ascend import compile_kernel
-    from wyfast_lib.backends import ascend_plan as plan
 
-    flags = FIRST_TRY_ONLY if plan.Device(target, 1).arch35 else ()
     kernel = f"{planned.module}:{planned.kernel}"
-    return compile_kernel(kernel, planned.signature, planned.constexprs, target, flags=flags)
+    return compile_kernel(kernel, planned.signature, planned.constexprs, target)
 
 
 def count(case: Case, compiled) -> dict:

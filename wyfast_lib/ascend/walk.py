@@ -146,6 +146,7 @@ class Walker:
         self.inner: Counter = Counter()  # pipelined loops right inside the current task-loop turn -> trips
         self.counters: dict = {}  # line of a loop without a known trip count -> its number
         self.vector_function: Counter | None = None
+        self.vector_functions: dict = {}  # (name, operands without their addresses) -> what a call issues
         self.stride_unknown = 0
 
     def run(self) -> Walk:
@@ -594,13 +595,21 @@ class Walker:
         if callee is None:
             self._record(op, name, values)
             return self.bind(op, [])
+        key = name, tuple(replace(v, base=0, offset=0) if isinstance(v, View) else v for v in values)
+        if key not in self.vector_functions:
+            self.vector_functions[key] = self._vector_function(callee, values)
+        instructions, unread = self.vector_functions[key]
+        self.out.unread.update(unread)
+        self._record(op, name, values, tuple(sorted(instructions.items())))
+        self.bind(op, [])
+
+    def _vector_function(self, callee: Function, values: tuple) -> tuple[Counter, Counter]:
+        """What an outlined vector function issues for such operands, and what was not interpreted in it."""
         inner = Walker(self.module, callee, program=self.program, sub_block=self.sub_block)
         inner.vector_function = Counter()
         inner.env.update(zip((a[0] for a in callee.args), values, strict=False))
         inner._region(callee.blocks)
-        self.out.unread.update(inner.out.unread)
-        self._record(op, name, values, tuple(sorted(inner.vector_function.items())))
-        self.bind(op, [])
+        return inner.vector_function, inner.out.unread
 
     def op_sync(self, op: Op):
         """set_flag, wait_flag, pipe_barrier, sync_block_set and sync_block_wait."""
@@ -688,6 +697,7 @@ class _Graph:
             for target in self.next[label]:
                 if self.order.index(target) <= self.order.index(label):
                     self.headers.setdefault(target, {target}).update(self._body(target, label))
+        self.passed = self._passed()
 
     def _body(self, header: str, tail: str) -> set:
         before = {t: [s for s in self.order if t in self.next[s]] for t in self.order}
@@ -699,24 +709,24 @@ class _Graph:
                 todo += before[label]
         return body
 
-    def _reach(self, start: str) -> list:
-        seen, todo = [], [start]
-        while todo:
-            label = todo.pop(0)
-            if label not in seen:
-                seen.append(label)
-                todo += self.next[label]
-        return seen
+    def _passed(self) -> dict[str, set]:
+        """The blocks that every way from a block to the end passes (its post-dominators), itself included."""
+        everything = set(self.order)
+        passed = {b: everything if self.next[b] else {b} for b in self.order}
+        changed = True
+        while changed:
+            changed = False
+            for label in reversed(self.order):
+                after = [passed[t] for t in self.next[label]]
+                now = {label} | set.intersection(*after) if after else {label}
+                changed |= now != passed[label]
+                passed[label] = now
+        return passed
 
     def join(self, label: str) -> str | None:
-        """The first block, in the order of the text, that both branches of `label` must pass."""
-        sides = [self._reach(t) for t in self.next[label]]
-        common = [
-            c
-            for c in self.order
-            if all(c in s for s in sides) and self.order.index(c) > self.order.index(label)
-        ]
-        return common[0] if common else None
+        """The first block that both branches of `label` must pass, None when they part for good."""
+        later = self.passed[label] - {label}
+        return max(later, key=lambda block: len(self.passed[block])) if later else None
 
 
 _BINARY = {}

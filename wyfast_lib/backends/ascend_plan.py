@@ -96,14 +96,15 @@ def plan_forward(k, v, beta, A, g, gk, chunks, device: Device, layout: Layout = 
     """-> (Launch, w [B, T, H, K], u [B, T, H, V]); the outputs are allocated here, uninitialised."""
     B, T, H, BT = A.shape
     w, u = k.new_empty(B, T, H, k.shape[3]), v.new_empty(B, T, H, v.shape[3])
-    k, v = _operands(k, v)
+    k, v = _operands(k, v, BT, device)
     args = {
         "k": k, "v": v, "beta": _stored(beta, layout.beta), "A": A.contiguous(),
         "g": _stored(beta if g is None else g, layout.g), "gk": k if gk is None else gk.contiguous(),
         "w": w, "u": u,
     }  # fmt: skip
-    flags = {"USE_GK": gk is not None, "G_T_CONTIG": layout.g, "BETA_T_CONTIG": layout.beta}
-    return _launch(FORWARD, args, flags, g is not None, H, BT, chunks, H, device), w, u
+    flags = {"USE_G": g is not None, "USE_GK": gk is not None,
+             "G_T_CONTIG": layout.g, "BETA_T_CONTIG": layout.beta}  # fmt: skip
+    return _launch(FORWARD, args, flags, H, BT, chunks, H, device), w, u
 
 
 def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layout = Layout()):
@@ -116,11 +117,11 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     dbeta = beta.new_empty((B, H, T) if layout.db else (B, T, H))
     dg = None if g is None else g.new_empty((B, H, T) if layout.dg else (B, T, H))
     Hg = k.shape[2]
-    k, v = _operands(k, v)
+    k, v = _operands(k, v, BT, device)
     gate, stored_dg = g, dg
     if g is None:
-        # The compiler (ascendnpu-ir 1.2.0) fails on some variants without a gate, "expected 4 offset values,
-        # got 3" (float32, and half precision at some sizes): a gate of zeros is the same operator.
+        # Without a gate the kernel failed in the compiler (ascendnpu-ir 1.2.0) in float32, and at some sizes
+        # in half precision, "expected 4 offset values, got 3": a gate of zeros is the same operator.
         gate, stored_dg = torch.zeros_like(beta), torch.empty_like(dbeta)
     args = {
         "k": k, "v": v, "beta": _stored(beta, layout.beta), "A": A.contiguous(),
@@ -134,7 +135,7 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     # On arch35 loads with a tail and sums of products pass through UB: rows of 256 in two tiles.
     widest = 128 if device.arch35 else MAX_WIDTH
     tasks = Hg * -(-k.shape[3] // min(_tile(k.shape[3]), widest))
-    launch = _launch(BACKWARD, args, flags, True, H, BT, chunks, tasks, device, widest)
+    launch = _launch(BACKWARD, args, flags, H, BT, chunks, tasks, device, widest)
     return launch, dk, dv, dbeta, dg
 
 
@@ -167,7 +168,7 @@ def interpret(launch: Launch) -> None:
     kernel[launch.grid](**launch.args, **launch.constexprs)
 
 
-def _launch(kernel, args, flags, use_g, H, BT, chunks, tasks_a_chunk, device, widest=MAX_WIDTH) -> Launch:
+def _launch(kernel, args, flags, H, BT, chunks, tasks_a_chunk, device, widest=MAX_WIDTH) -> Launch:
     k, v = args["k"], args["v"]
     B, T, Hg, K = k.shape
     V = v.shape[3]
@@ -181,7 +182,7 @@ def _launch(kernel, args, flags, use_g, H, BT, chunks, tasks_a_chunk, device, wi
     args = {**args, "cu_seqlens": cu_seqlens, "chunk_indices": indices, "T": T, "n_tasks": tasks}
     tiles = {"BT": BT, "BK": min(_tile(K), widest), "BV": min(_tile(V), widest)}
     sizes = {"H": H, "Hg": Hg, "K": K, "V": V}
-    constexprs = {**sizes, **tiles, "USE_G": use_g, "IS_VARLEN": chunks is not None, **flags}
+    constexprs = {**sizes, **tiles, "IS_VARLEN": chunks is not None, **flags}
     return Launch(kernel, args, constexprs, (min(device.cores, tasks),))
 
 
@@ -190,9 +191,13 @@ def _tile(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _operands(k, v):
+def _operands(k, v, BT: int, device: Device):
     """k and v contiguous and of one dtype, the wider one: they meet in the same products."""
     wide = torch.promote_types(k.dtype, v.dtype)
+    if device.arch35 and BT == 16:
+        # The compiler for arch35 (ascendnpu-ir 1.2.0) fails an assertion of its own on a product whose left
+        # operand is 16 x 16 in half precision; in float32 it does not.
+        wide = torch.float32
     return k.to(wide).contiguous(), v.to(wide).contiguous()
 
 

@@ -151,8 +151,7 @@ def _sum_rows(x, b_one, SUM_ON_CUBE: tl.constexpr):
 def _head_bwd(
     k, v, beta, A, g, dw, du, dv, dbeta, dg, p_row, b_k, b_G, b_one, m_valid, m_lower, acc, row, o_t, o_c,
     m_t, m_c, i_k, i_b, bos, i_h, T, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    USE_G: tl.constexpr, IS_VARLEN: tl.constexpr, FIRST: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IS_VARLEN: tl.constexpr, FIRST: tl.constexpr,
     G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr,
     DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr, SUM_ON_CUBE: tl.constexpr,
 ):  # fmt: skip
@@ -171,11 +170,9 @@ def _head_bwd(
     c_beta = _load_gate(p_beta, o_c, m_c, H, BETA_T_CONTIG)
     b_A = tl.load(A + p_A, mask=m_valid, other=0.0).to(tl.float32)
     b_Ab = b_A * c_beta[None, :]
-    b_Aw = tl.where(m_valid, b_Ab, 0.0)  # a copy, as in the forward
-    if USE_G:
-        p_g = g + _gate_base(i_b, bos, i_h, T, H, G_T_CONTIG, IS_VARLEN)
-        c_g = _load_gate(p_g, o_c, m_c, H, G_T_CONTIG)
-        b_Aw = b_Ab * tl.exp(c_g)[None, :]
+    p_g = g + _gate_base(i_b, bos, i_h, T, H, G_T_CONTIG, IS_VARLEN)
+    c_g = _load_gate(p_g, o_c, m_c, H, G_T_CONTIG)
+    b_Aw = b_Ab * tl.exp(c_g)[None, :]
 
     # du and dw are right operands first and left operands last, because a left operand is dead afterwards.
     for i_v in tl.static_range((V + BV - 1) // BV):
@@ -205,17 +202,14 @@ def _head_bwd(
         b_dws = tl.load(dw + p_w[:, None] + o_s[None, :], mask=m_s, other=0.0).to(dtype)
         b_ks = tl.load(k + p_row[:, None] + o_s[None, :], mask=m_s, other=0.0)
         b_S1 += tl.dot(b_dws, tl.trans(b_ks), input_precision="ieee")
-    b_S1 = tl.where(m_valid, b_S1, 0.0)
-    if USE_G:
-        b_S1 = b_S1 * tl.exp(c_g)[None, :]
+    b_S1 = tl.where(m_valid, b_S1, 0.0) * tl.exp(c_g)[None, :]
 
     b_dAs = b_S1 + b_S2
     c_A = tl.load(A + p_A, mask=m_valid, other=0.0).to(dtype)
     b_R = tl.dot((b_dAs * c_beta[None, :]).to(dtype), tl.trans(c_A), input_precision="ieee")
     b_N = tl.dot(tl.trans(c_A), b_R.to(dtype), input_precision="ieee")
-    if USE_G:
-        r_g = _load_gate(p_g, o_t, m_t, H, G_T_CONTIG)
-        b_N = b_N * tl.exp(tl.where(m_lower, r_g[:, None] - c_g[None, :], 0.0))
+    r_g = _load_gate(p_g, o_t, m_t, H, G_T_CONTIG)
+    b_N = b_N * tl.exp(tl.where(m_lower, r_g[:, None] - c_g[None, :], 0.0))
     b_N = tl.where(m_lower, -b_N, 0.0)
     r_NG = tl.sum(b_N * b_G, 1)
     r_beta = _load_gate(p_beta, o_t, m_t, H, BETA_T_CONTIG)
@@ -224,10 +218,9 @@ def _head_bwd(
     c_E = _sum_rows(b_A * b_dAs, b_one, SUM_ON_CUBE)
     p_db = dbeta + _gate_base(i_b, bos, i_h, T, H, DB_T_CONTIG, IS_VARLEN)
     _store_gate(p_db, c_E + r_NG, o_t, m_t, H, DB_T_CONTIG)
-    if USE_G:
-        c_F = _sum_rows(b_Ab * b_S1 - b_N * b_G, b_one, SUM_ON_CUBE)
-        p_dg = dg + _gate_base(i_b, bos, i_h, T, H, DG_T_CONTIG, IS_VARLEN)
-        _store_gate(p_dg, c_F + r_beta * r_NG, o_t, m_t, H, DG_T_CONTIG)
+    c_F = _sum_rows(b_Ab * b_S1 - b_N * b_G, b_one, SUM_ON_CUBE)
+    p_dg = dg + _gate_base(i_b, bos, i_h, T, H, DG_T_CONTIG, IS_VARLEN)
+    _store_gate(p_dg, c_F + r_beta * r_NG, o_t, m_t, H, DG_T_CONTIG)
     return b_N, acc
 
 
@@ -235,16 +228,16 @@ def _head_bwd(
 def prepare_wy_repr_bwd_kernel(
     k, v, beta, A, g, dw, du, dk, dv, dbeta, dg, cu_seqlens, chunk_indices, T, n_tasks,
     H: tl.constexpr, Hg: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, IS_VARLEN: tl.constexpr,
+    BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, IS_VARLEN: tl.constexpr,
     G_T_CONTIG: tl.constexpr, BETA_T_CONTIG: tl.constexpr,
     DG_T_CONTIG: tl.constexpr, DB_T_CONTIG: tl.constexpr, SUM_ON_CUBE: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, dbeta, dg from dw, du: one task a chunk and key head, looping over the heads of its group.
 
     Shapes as in the forward kernel; dw like w, du like u, dk like k, dv like v, dbeta and dg [B, H, T]
-    (DB_T_CONTIG, DG_T_CONTIG) or [B, T, H]. n_tasks = chunks * Hg * cdiv(K, BK): where a row of k does not
-    fit in one tile, each tile of dk is a task of its own, which works out all the rest again and writes the
-    same bits.
+    (DB_T_CONTIG, DG_T_CONTIG) or [B, T, H]. g is not optional: zeros stand for no gate. n_tasks = chunks * Hg
+    * cdiv(K, BK): where a row of k does not fit in one tile, each tile of dk is a task of its own, which
+    works out all the rest again and writes the same bits.
     """
     o_i = tl.arange(0, BT)
     o_j = tl.arange(0, BT)
@@ -280,7 +273,7 @@ def prepare_wy_repr_bwd_kernel(
         if GROUP == 1:
             b_N, acc = _head_bwd(
                 k, v, beta, A, g, dw, du, dv, dbeta, dg, p_row, b_k, b_G, b_one, m_valid, m_lower, 0.0,
-                row, o_t, o_c, m_t, m_c, i_k, i_b, bos, i_hg, T, H, K, V, BT, BK, BV, USE_G, IS_VARLEN, True,
+                row, o_t, o_c, m_t, m_c, i_k, i_b, bos, i_hg, T, H, K, V, BT, BK, BV, IS_VARLEN, True,
                 G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE,
             )  # fmt: skip
         else:
@@ -289,7 +282,7 @@ def prepare_wy_repr_bwd_kernel(
             for i_r in range(GROUP):
                 b_n, acc = _head_bwd(
                     k, v, beta, A, g, dw, du, dv, dbeta, dg, p_row, b_k, b_G, b_one, m_valid, m_lower, acc,
-                    row, o_t, o_c, m_t, m_c, i_k, i_b, bos, i_hg * GROUP + i_r, T, H, K, V, BT, BK, BV, USE_G,
+                    row, o_t, o_c, m_t, m_c, i_k, i_b, bos, i_hg * GROUP + i_r, T, H, K, V, BT, BK, BV,
                     IS_VARLEN, False, G_T_CONTIG, BETA_T_CONTIG, DG_T_CONTIG, DB_T_CONTIG, SUM_ON_CUBE,
                 )  # fmt: skip
                 b_N += b_n
