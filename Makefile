@@ -41,7 +41,7 @@ unit: toolchain  ## lint and unit tests
 	$(BIN)/python -m pytest tests -m "not gate and not gpu"
 
 gate: toolchain  ## the slow tests: all Ascend kernels through the compiler, fresh environments
-	$(BIN)/python -m pytest tests -m gate
+	$(BIN)/python -m pytest tests -m gate --numprocesses auto --dist loadgroup
 
 refresh: toolchain  ## update committed notebook outputs and figures/ from one clean run
 	$(BIN)/python -m wyfast_lib notebooks --refresh

@@ -53,6 +53,17 @@ def local_layout(call, t_contig, BC=None, BT=64, cores=3):
     return dv
 
 
+# ---- the other generation ----
+
+
+@pytest.mark.parametrize("BT", [16, 64])
+def test_the_plan_for_the_ascend_950_is_right_too(BT, monkeypatch):
+    monkeypatch.setenv("WYFAST_LOWERED_TARGET", "Ascend950PR_9589")
+    q, k, do, g, chunks = draw(1, 100, 1, 2, 32, torch.bfloat16, BT=BT)
+    dv = chunk_bwd_dv_local(q, k, do, g, chunk_size=BT, backend="lowered")
+    assert_right(dv, q, k, do, g, chunks, BT)
+
+
 # ---- the gate ----
 
 

@@ -29,6 +29,30 @@ def test_packed_sequences_with_empty_ones_equal_each_sequence_alone():
     assert results["dk"].shape == (1, 70, 1, 8)
 
 
+@pytest.mark.parametrize(
+    "dtype, sizes",
+    [
+        (torch.bfloat16, (1, 70, 4, 2, 64, 32, 64)),
+        (torch.float32, (1, 40, 2, 1, 160, 200, 32)),  # two tiles a row
+        (torch.bfloat16, (1, 40, 2, 1, 20, 36, 16)),  # the compiler takes such chunks in float32 only
+    ],
+)
+def test_the_plan_for_the_ascend_950_is_right_too(dtype, sizes, monkeypatch):
+    monkeypatch.setenv("WYFAST_LOWERED_TARGET", "Ascend950PR_9589")
+    check(draw(*sizes, dtype=dtype), B)
+
+
+def test_float16_on_the_ascend_950_runs_forward_and_is_refused_before_a_backward(monkeypatch):
+    monkeypatch.setenv("WYFAST_LOWERED_TARGET", "Ascend950PR_9589")
+    call = draw(1, 40, 2, 1, dtype=torch.float16)
+    arguments = (call.k, call.v, call.beta, call.A, call.g)
+    w, u = wy_fast(*arguments, backend=B)
+    expected = reference(call)
+    assert_equal({"w": w, "u": u}, {"w": expected["w"], "u": expected["u"]}, call)
+    with pytest.raises(NotImplementedError, match="bfloat16"):
+        wy_fast(call.k.clone().requires_grad_(), *arguments[1:], backend=B)
+
+
 @pytest.mark.parametrize("K, V", [(1, 36), (20, 257)])
 def test_odd_widths_are_right_or_refused(K, V):
     check(draw(1, 20, 2, 2, K, V), B)
@@ -119,5 +143,5 @@ def test_seventy_thousand_chunks_run():
 
 def test_a_tensor_elsewhere_is_refused_before_anything_runs():
     call = draw().map(lambda x: x.to("meta"))
-    with pytest.raises(ValueError, match="CPU"):
+    with pytest.raises(ValueError, match="'lowered' takes tensors on 'cpu'"):
         lowered.check_call(call.k, call.v, call.beta, call.A, call.g, None, None, False)

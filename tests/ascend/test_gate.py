@@ -1,8 +1,11 @@
 """The compile gate: every production kernel through the Ascend compiler; the whole grid under `-m gate`."""
 
+import itertools
 import json
 
 import pytest
+import torch
+from support import check, draw
 
 from wyfast_lib.ascend import production
 from wyfast_lib.ascend.audit import audit
@@ -49,26 +52,35 @@ def test_every_production_kernel_fits_and_gathers_nothing(case):
     assert_ships(case)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("chunk", [16, 32])
-@pytest.mark.parametrize("dtype", production.DTYPES)
-@pytest.mark.parametrize("kernel", production.KERNELS)
-def test_shorter_chunks_fit_too(kernel, dtype, chunk):
-    assert_ships(Case(kernel, dtype=dtype, chunk=chunk, width=256))
+VARIANTS = [
+    *(dict(chunk=chunk, width=256) for chunk in (16, 32, 128)),
+    *(dict(gated=False, heads=heads) for heads in production.HEADS),
+]
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("heads", production.HEADS)
-@pytest.mark.parametrize("dtype", production.DTYPES)
-@pytest.mark.parametrize("kernel", production.KERNELS)
-def test_kernels_without_a_gate_fit_too(kernel, dtype, heads):
-    assert_ships(Case(kernel, dtype=dtype, heads=heads, gated=False))
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for kernel, target, dtype, variant in itertools.product(
+            production.KERNELS, production.TARGETS, production.DTYPES, VARIANTS
+        )
+        if not production.refusal(case := Case(kernel, target, dtype, **variant))
+    ],
+    ids=str,
+)
+def test_other_chunks_and_calls_without_a_gate_fit_too(case):
+    assert_ships(case)
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("dtype", production.DTYPES)
-def test_chunks_of_128_fit_in_the_forward(dtype):
-    assert_ships(Case(FORWARD, dtype=dtype, chunk=128, width=256))
+@pytest.mark.parametrize("width", production.WIDTHS)
+@pytest.mark.parametrize("Hg", [4, 2, 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_plan_for_the_ascend_950_computes_right(dtype, Hg, width, monkeypatch):
+    monkeypatch.setenv("WYFAST_LOWERED_TARGET", ARCH35)
+    check(draw(1, 150, 4, Hg, width, width, 64, dtype=dtype, cu=[0, 1, 1, 70, 150]), "lowered")
 
 
 # ---- python -m wyfast_lib ascend ----

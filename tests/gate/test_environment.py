@@ -93,6 +93,7 @@ def with_torch_npu(clone, tmp_path_factory) -> Path:
     return python
 
 
+@pytest.mark.xdist_group("wheel")
 def test_the_wheel_needs_torch_alone_and_computes_right(torch_alone, tmp_path):
     where = run([torch_alone, "-c", NUMERIC_CALL], cwd=tmp_path).split()[-1]
     assert Path(where).is_relative_to(torch_alone.parents[1]), "the wheel was tested, not the source tree"
@@ -101,24 +102,28 @@ def test_the_wheel_needs_torch_alone_and_computes_right(torch_alone, tmp_path):
         assert f"{package}==" not in listed
 
 
+@pytest.mark.xdist_group("wheel")
 def test_the_doctor_is_content_with_the_wheel(torch_alone, tmp_path):
     report = run([torch_alone, "-m", "wyfast_lib", "doctor"], cwd=tmp_path)
     assert "backend    torch: available" in report
     assert report.rstrip().endswith("all checks passed")
 
 
+@pytest.mark.xdist_group("torch_npu")
 def test_torch_imports_beside_torch_npu_without_cann_when_autoload_is_off(with_torch_npu, tmp_path):
     assert run([with_torch_npu, "-m", "pip", "show", "torch_npu"], cwd=tmp_path)
     call = "import torch, wyfast_lib; torch.ones(3).sum()"
     run([with_torch_npu, "-c", call], tmp_path, **{AUTOLOAD: "0"})
 
 
+@pytest.mark.xdist_group("torch_npu")
 def test_the_doctor_is_content_beside_torch_npu_when_autoload_is_off(with_torch_npu, tmp_path):
     report = run([with_torch_npu, "-m", "wyfast_lib", "doctor"], tmp_path, **{AUTOLOAD: "0"})
     assert report.rstrip().endswith("all checks passed")
     assert "torch_npu is installed but does not load" in report
 
 
+@pytest.mark.xdist_group("torch_npu")
 def test_the_doctor_explains_what_to_do_when_autoload_is_on_and_cann_is_missing(with_torch_npu, tmp_path):
     report = run([with_torch_npu, "-m", "wyfast_lib", "doctor"], tmp_path, expected=1)
     assert "backend extension" in report

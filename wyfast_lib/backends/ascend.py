@@ -13,7 +13,7 @@ import importlib.util
 import torch
 
 from wyfast_lib.backends import ascend_plan as plan
-from wyfast_lib.backends import ascend_plan_dv_local as dv_local_plan
+from wyfast_lib.backends.planned import Planned
 
 
 def available() -> tuple[bool, str]:
@@ -31,41 +31,6 @@ def available() -> tuple[bool, str]:
     return True, f"torch_npu on {npu.device_count()} NPU"
 
 
-def check_call(k, v, beta, A, g, gk, chunks, needs_grad) -> None:
-    """Raise ValueError off the NPU, NotImplementedError naming a limit of the kernels."""
-    if k.device.type != "npu":
-        raise ValueError(f"backend 'ascend' needs tensors on an NPU, got {k.device}")
-    plan.check(k, v, beta, A, g, gk, chunks, needs_grad, device().arch35)
-
-
-def forward(k, v, beta, A, g, gk, chunks):
-    """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`, on one NPU."""
-    launch, w, u = plan.plan_forward(k, v, beta, A, g, gk, chunks, device())
-    execute(launch)
-    return w, u
-
-
-def backward(k, v, beta, A, g, dw, du, chunks):
-    """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
-    launch, *grads = plan.plan_backward(k, v, beta, A, g, dw, du, chunks, device())
-    execute(launch)
-    return plan.gradients(*grads)
-
-
-def check_dv_local(q, k, do, g, chunks, chunk_size) -> None:
-    """As `check_call`, for `wyfast_lib.chunk_bwd_dv_local`."""
-    if k.device.type != "npu":
-        raise ValueError(f"backend 'ascend' needs tensors on an NPU, got {k.device}")
-    dv_local_plan.check(q, k, do, g, chunks, chunk_size)
-
-
-def dv_local(q, k, do, g, scale, chunks, chunk_size):
-    """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, on one NPU."""
-    launch, dv = dv_local_plan.plan_dv_local(q, k, do, g, scale, chunks, chunk_size, device())
-    execute(launch)
-    return dv
-
-
 def execute(launch: plan.Launch) -> None:
     """Launch on the NPU that holds its tensors, whichever one is current."""
     kernel = getattr(importlib.import_module(launch.module), launch.kernel)
@@ -79,3 +44,8 @@ def device() -> plan.Device:
     from triton.runtime import driver
 
     return plan.Device(driver.active.get_current_target().arch, driver.active.utils.get_aicore_num())
+
+
+_planned = Planned("ascend", "npu", lambda: device(), lambda launch: execute(launch))
+check_call, forward, backward = _planned.check_call, _planned.forward, _planned.backward
+check_dv_local, dv_local = _planned.check_dv_local, _planned.dv_local

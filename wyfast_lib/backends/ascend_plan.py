@@ -7,6 +7,7 @@ below are where the compiler's own memory plan stops fitting (tests compile both
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass
 
@@ -76,7 +77,7 @@ def check(k, v, beta, A, g, gk, chunks: ChunkTable | None, needs_grad: bool, arc
                 f"{name} = {width}: the Ascend kernels hold whole rows in L1: at most {MAX_WIDTH} wide"
             )
     half = torch.promote_types(k.dtype, v.dtype) != torch.float32
-    if gk is not None and BT == 128 and _tile(K) == 256 and half:
+    if gk is not None and BT == 128 and tile(K) == 256 and half:
         raise NotImplementedError(
             "chunks of 128 with gk and K > 128 in half precision need 240 KiB of UB, the vector unit has "
             "192 KiB: use BT <= 64"
@@ -96,10 +97,10 @@ def plan_forward(k, v, beta, A, g, gk, chunks, device: Device, layout: Layout = 
     """-> (Launch, w [B, T, H, K], u [B, T, H, V]); the outputs are allocated here, uninitialised."""
     B, T, H, BT = A.shape
     w, u = k.new_empty(B, T, H, k.shape[3]), v.new_empty(B, T, H, v.shape[3])
-    k, v = _operands(k, v, BT, device)
+    k, v = operands(k, v, rows=BT, device=device)
     args = {
-        "k": k, "v": v, "beta": _stored(beta, layout.beta), "A": A.contiguous(),
-        "g": _stored(beta if g is None else g, layout.g), "gk": k if gk is None else gk.contiguous(),
+        "k": k, "v": v, "beta": stored(beta, layout.beta), "A": A.contiguous(),
+        "g": stored(beta if g is None else g, layout.g), "gk": k if gk is None else gk.contiguous(),
         "w": w, "u": u,
     }  # fmt: skip
     flags = {"USE_G": g is not None, "USE_GK": gk is not None,
@@ -117,15 +118,15 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
     dbeta = beta.new_empty((B, H, T) if layout.db else (B, T, H))
     dg = None if g is None else g.new_empty((B, H, T) if layout.dg else (B, T, H))
     Hg = k.shape[2]
-    k, v = _operands(k, v, BT, device)
+    k, v = operands(k, v, rows=BT, device=device)
     gate, stored_dg = g, dg
     if g is None:
         # Without a gate the kernel failed in the compiler (ascendnpu-ir 1.2.0) in float32, and at some sizes
         # in half precision, "expected 4 offset values, got 3": a gate of zeros is the same operator.
         gate, stored_dg = torch.zeros_like(beta), torch.empty_like(dbeta)
     args = {
-        "k": k, "v": v, "beta": _stored(beta, layout.beta), "A": A.contiguous(),
-        "g": _stored(gate, layout.g), "dw": dw.contiguous(), "du": du.contiguous(),
+        "k": k, "v": v, "beta": stored(beta, layout.beta), "A": A.contiguous(),
+        "g": stored(gate, layout.g), "dw": dw.contiguous(), "du": du.contiguous(),
         "dk": dk, "dv": dv, "dbeta": dbeta, "dg": stored_dg,
     }  # fmt: skip
     # The compiler for arch35 fails an assertion of its own on a constant tile in half precision, and never
@@ -134,7 +135,7 @@ def plan_backward(k, v, beta, A, g, dw, du, chunks, device: Device, layout: Layo
              "DB_T_CONTIG": layout.db, "SUM_ON_CUBE": not device.arch35}  # fmt: skip
     # On arch35 loads with a tail and sums of products pass through UB: rows of 256 in two tiles.
     widest = 128 if device.arch35 else MAX_WIDTH
-    tasks = Hg * -(-k.shape[3] // min(_tile(k.shape[3]), widest))
+    tasks = Hg * -(-k.shape[3] // min(tile(k.shape[3]), widest))
     launch = _launch(BACKWARD, args, flags, H, BT, chunks, tasks, device, widest)
     return launch, dk, dv, dbeta, dg
 
@@ -180,27 +181,30 @@ def _launch(kernel, args, flags, H, BT, chunks, tasks_a_chunk, device, widest=MA
         cu_seqlens, indices, count = chunks.cu_seqlens, chunks.indices.contiguous(), chunks.num_chunks
     tasks = count * tasks_a_chunk
     args = {**args, "cu_seqlens": cu_seqlens, "chunk_indices": indices, "T": T, "n_tasks": tasks}
-    tiles = {"BT": BT, "BK": min(_tile(K), widest), "BV": min(_tile(V), widest)}
+    tiles = {"BT": BT, "BK": min(tile(K), widest), "BV": min(tile(V), widest)}
     sizes = {"H": H, "Hg": Hg, "K": K, "V": V}
     constexprs = {**sizes, **tiles, "IS_VARLEN": chunks is not None, **flags}
     return Launch(kernel, args, constexprs, (min(device.cores, tasks),))
 
 
-def _tile(width: int) -> int:
+def tile(width: int) -> int:
     """The tile that holds a row: a power of two, at least the 16 that a cube fractal is wide."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _operands(k, v, BT: int, device: Device):
-    """k and v contiguous and of one dtype, the wider one: they meet in the same products."""
-    wide = torch.promote_types(k.dtype, v.dtype)
-    if device.arch35 and BT == 16:
+def operands(*tensors, rows: int, device: Device) -> list:
+    """Tensors that meet in the same products: contiguous and of one dtype, the widest of theirs.
+
+    rows: of the left operand, which is rows x rows.
+    """
+    wide = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    if device.arch35 and rows == 16:
         # The compiler for arch35 (ascendnpu-ir 1.2.0) fails an assertion of its own on a product whose left
         # operand is 16 x 16 in half precision; in float32 it does not.
         wide = torch.float32
-    return k.to(wide).contiguous(), v.to(wide).contiguous()
+    return [x.to(wide).contiguous() for x in tensors]
 
 
-def _stored(x, t_contig: bool):
+def stored(x, t_contig: bool):
     """[B, T, H] -> the storage of a layout flag; no copy when it is that storage already."""
     return x.transpose(1, 2).contiguous() if t_contig else x.contiguous()

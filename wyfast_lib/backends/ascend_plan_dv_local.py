@@ -45,15 +45,14 @@ def plan_dv_local(
     (B, T, H, V), Hg, K = do.shape, k.shape[2], k.shape[3]
     BC = BC or sub_block(chunk_size)
     dv = torch.empty_like(do, memory_format=torch.contiguous_format)
-    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), do.dtype)
-    q, k, do = (x.to(wide).contiguous() for x in (q, k, do))
+    q, k, do = plan.operands(q, k, do, rows=BC, device=device)
     cu_seqlens, indices, count = _chunk_arguments(k, B, T, chunk_size, chunks)
     args = {
-        "q": q, "k": k, "do": do, "g": k if g is None else plan._stored(g, t_contig), "dv": dv,
+        "q": q, "k": k, "do": do, "g": k if g is None else plan.stored(g, t_contig), "dv": dv,
         "cu_seqlens": cu_seqlens, "chunk_indices": indices, "scale": scale, "T": T, "n_tasks": count * H,
     }  # fmt: skip
-    constexprs = {"H": H, "Hg": Hg, "K": K, "V": V, "BT": chunk_size, "BC": BC, "BK": plan._tile(K),
-                  "BV": plan._tile(V), "USE_G": g is not None, "IS_VARLEN": chunks is not None,
+    constexprs = {"H": H, "Hg": Hg, "K": K, "V": V, "BT": chunk_size, "BC": BC, "BK": plan.tile(K),
+                  "BV": plan.tile(V), "USE_G": g is not None, "IS_VARLEN": chunks is not None,
                   "G_T_CONTIG": t_contig}  # fmt: skip
     grid = (min(device.cores, count * H),)
     return plan.Launch(KERNEL, args, constexprs, grid, MODULE), dv

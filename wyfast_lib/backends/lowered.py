@@ -12,7 +12,7 @@ import os
 import re
 
 from wyfast_lib.backends import ascend_plan as plan
-from wyfast_lib.backends import ascend_plan_dv_local as dv_local_plan
+from wyfast_lib.backends.planned import Planned
 
 
 def target() -> str:
@@ -25,41 +25,6 @@ def available() -> tuple[bool, str]:
     from wyfast_lib.ascend import toolchain
 
     return toolchain.available()
-
-
-def check_call(k, v, beta, A, g, gk, chunks, needs_grad) -> None:
-    """Raise when a tensor is not on the CPU, or NotImplementedError naming a limit of the Ascend kernels."""
-    if k.device.type != "cpu":
-        raise ValueError(f"backend 'lowered' runs on the CPU, the tensors are on {k.device}")
-    plan.check(k, v, beta, A, g, gk, chunks, needs_grad, plan.Device(target(), 1).arch35)
-
-
-def forward(k, v, beta, A, g, gk, chunks):
-    """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`, on the CPU."""
-    launch, w, u = plan.plan_forward(k, v, beta, A, g, gk, chunks, device())
-    execute(launch)
-    return w, u
-
-
-def backward(k, v, beta, A, g, dw, du, chunks):
-    """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
-    launch, *grads = plan.plan_backward(k, v, beta, A, g, dw, du, chunks, device())
-    execute(launch)
-    return plan.gradients(*grads)
-
-
-def check_dv_local(q, k, do, g, chunks, chunk_size) -> None:
-    """As `check_call`, for `wyfast_lib.chunk_bwd_dv_local`."""
-    if k.device.type != "cpu":
-        raise ValueError(f"backend 'lowered' runs on the CPU, the tensors are on {k.device}")
-    dv_local_plan.check(q, k, do, g, chunks, chunk_size)
-
-
-def dv_local(q, k, do, g, scale, chunks, chunk_size):
-    """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, on the CPU."""
-    launch, dv = dv_local_plan.plan_dv_local(q, k, do, g, scale, chunks, chunk_size, device())
-    execute(launch)
-    return dv
 
 
 def compiled(launch: plan.Launch, name: str | None = None):
@@ -98,3 +63,8 @@ def _device(name: str) -> plan.Device:
     if not found:
         raise RuntimeError(f"the compiler's description of {name} names no AI_CORE_COUNT")
     return plan.Device(name, int(found[1]))
+
+
+_planned = Planned("lowered", "cpu", lambda: device(), lambda launch: execute(launch))
+check_call, forward, backward = _planned.check_call, _planned.forward, _planned.backward
+check_dv_local, dv_local = _planned.check_dv_local, _planned.dv_local
