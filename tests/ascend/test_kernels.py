@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import draw
+import two_launches
+from support import draw, reference
 
-from wyfast_lib.ascend import UBOverflowError, compile_kernel, production
+from wyfast_lib.ascend import UBOverflowError, compile_kernel, production, run
 from wyfast_lib.ascend.audit import audit
 from wyfast_lib.ascend.ttir import assert_left_operands_dead
 from wyfast_lib.backends import ascend_plan as plan
 from wyfast_lib.backends import lowered
+from wyfast_lib.testing import TOLERANCE, error_ratio
 
 ROOT = Path(__file__).parents[2]
 FORWARD, BACKWARD = production.KERNELS
@@ -272,3 +274,36 @@ def test_what_a_partial_product_leaves_in_its_tile_reaches_no_result():
         [sys.executable, "-c", STALE], env=environment, cwd=ROOT, capture_output=True, text=True
     )
     assert done.stdout.strip().endswith("all right"), done.stdout + done.stderr
+
+
+# ---- one launch against two ----
+
+
+def test_two_launches_move_more_than_one():
+    """Cut where dk begins: N' crosses global memory either way, and A, k, dw and the gates are read again."""
+    sizes, counters = {"H": 32, "K": 128, "V": 128, "BT": 64}, ("T", "n_tasks")
+    launches = []
+    for kernel in (two_launches.all_but_dk_kernel, two_launches.dk_kernel):
+        constants = {n: sizes[n] for n in sizes if n in kernel.arg_names}
+        types = {n: "i32" if n in counters else "*bf16" for n in kernel.arg_names if n not in sizes}
+        launches.append(compile_kernel(kernel, types, constants))
+
+    call = draw(1, 150, 32, 32, 128, 128, 64, dtype=torch.bfloat16, gate_dtype=torch.bfloat16)
+    tensors = {n: getattr(call, n) for n in ("k", "v", "A", "dw", "du")}
+    tensors |= {n: getattr(call, n).transpose(1, 2).contiguous() for n in ("beta", "g")}
+    tensors |= {"N": call.A.new_zeros(call.A.shape), "dk": torch.empty_like(call.k)}
+    tensors |= {"dv": torch.empty_like(call.v), "T": 150, "n_tasks": 3 * 32}
+    tensors |= {n: torch.empty_like(tensors["g"]) for n in ("dbeta", "dg")}
+    for compiled in launches:
+        run(compiled, {name: tensors[name] for name in compiled.arguments}, (24,))
+    expected = reference(call)
+    for name in ("dk", "dv", "dbeta", "dg"):
+        result = tensors[name] if name in ("dk", "dv") else tensors[name].transpose(1, 2)
+        assert error_ratio(result, expected[name]) <= TOLERANCE[torch.bfloat16], name
+
+    two, one = [audit(compiled) for compiled in launches], audit(built(kernel=BACKWARD)[1])
+    assert all(counts.split and not counts.discrete_rows for counts in two)
+    assert sum(counts.argument_bytes() for counts in two) == 193.5 * 1024 > 1.4 * one.argument_bytes()
+    assert sum(counts.global_bytes for counts in two) > 1.08 * one.global_bytes
+    for total in ("bursts", "sync_instructions"):
+        assert sum(counts.totals[total] for counts in two) > 1.1 * one.totals[total]
