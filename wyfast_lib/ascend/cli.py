@@ -20,7 +20,7 @@ KERNEL_HELP = "package.module:kernel or file.py:kernel"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands on the parser of `ascend`."""
     parser.add_argument("--kernel", metavar="NAME", help="only production kernels whose name holds NAME")
-    parser.add_argument("--target", default="Ascend910B2", help="Ascend910B2 (default) or Ascend950PR_9589")
+    parser.add_argument("--target", help="Ascend910B2 (default; both with --csv) or Ascend950PR_9589")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="write counts of our kernels and the peer's (needs fla-core)"
@@ -74,9 +74,9 @@ def main(args: argparse.Namespace) -> int:
 
     try:
         if args.ascend_command is None:
-            from wyfast_lib.ascend import production
+            from wyfast_lib.ascend import production_table
 
-            return production.main(args)
+            return production_table.main(args)
         if args.ascend_command == "install":
             toolchain.install()
             return 0

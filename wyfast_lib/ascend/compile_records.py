@@ -12,11 +12,13 @@ from dataclasses import replace
 from wyfast_lib.ascend import peer, production
 
 #: Launches of one call with H > 1 and a gate, dense: kernels, and what the host adds around them. Ours: beta
-#: and g into [B, H, T], dbeta and dg back. The peer's backward (wy_fast.py, fla-core 0.6.0) has these four
-#: too, and its exp2 of the gate: a conversion, the exponential, a conversion back. Nobody fills zeros.
+#: and g into [B, H, T], dbeta and dg back; g alone for dv_local. The peer's backward (wy_fast.py, fla-core
+#: 0.6.0) has these four too, and its exp2 of the gate: a conversion, the exponential, a conversion back.
+#: Nobody fills zeros.
 LAUNCHES = {
     ("wyfast", "forward"): (1, 2),
     ("wyfast", "backward"): (1, 4),
+    ("wyfast", "dv_local"): (1, 1),
     ("fla-core 0.6.0", "forward"): (1, 2),
     ("fla-core 0.6.0", "backward"): (6, 7),
 }
@@ -28,7 +30,9 @@ COUNTS = {
 
 
 def records(target: str = "Ascend910B2", command: str | None = None) -> list:
-    """Rows of all production cases at K = V = 128, of each strided layout, and of the peer in bfloat16."""
+    """Rows of all production cases at K = V = 128, of each strided layout, and of the peer's wy_fast in
+    bfloat16, for one target.
+    """
     from wyfast_lib.records import provenance
 
     from_here = provenance(command) | {
@@ -36,7 +40,8 @@ def records(target: str = "Ascend910B2", command: str | None = None) -> list:
         "triton": "triton-ascend 3.2.0, ascendnpu-ir 1.2.0",
     }
     rows = []
-    for case in [*production.cases(targets=(target,), widths=(128,)), *strided_cases(target)]:
+    kernels = tuple(production.NAMES)
+    for case in [*production.cases(kernels, (target,), widths=(128,)), *strided_cases(target)]:
         print(case, file=sys.stderr)
         rows += [replace(row, **from_here) for row in own(case)]
     return rows + [replace(row, **from_here) for row in beside(target)]
@@ -44,11 +49,11 @@ def records(target: str = "Ascend910B2", command: str | None = None) -> list:
 
 def strided_cases(target: str) -> list[production.Case]:
     """Each gate of each kernel stored [B, T, H], one flag at a time."""
-    forward, backward = production.KERNELS
+    gates = {"forward": ("g", "beta"), "backward": ("g", "beta", "dg", "db"), "dv_local": ("g",)}
     return [
         production.Case(kernel, target, strided=(gate,))
-        for kernel, gates in ((forward, ("g", "beta")), (backward, ("g", "beta", "dg", "db")))
-        for gate in gates
+        for kernel, name in production.NAMES.items()
+        for gate in gates[name]
     ]
 
 
@@ -56,18 +61,19 @@ def own(case: production.Case) -> list:
     """Rows of one of our kernels."""
     counts = production.count(case, production.build(case))
     H, Hg = production.HEADS[case.heads]
-    phase = "forward" if case.kernel == production.KERNELS[0] else "backward"
+    name = production.NAMES[case.kernel]
     note = " ".join(["varlen" if case.varlen else "dense", *(f"strided {gate}" for gate in case.strided)])
     shape = SHAPE.format(H=H, Hg=Hg, width=case.width, chunk=case.chunk)
     counts = {"scratch_bytes": 0, **counts}
     if not case.strided:
-        kernels, host = LAUNCHES["wyfast", phase]
+        kernels, host = LAUNCHES["wyfast", name]
         counts |= {"kernel_launches": kernels, "host_launches": host}
-    return _rows("wyfast", phase, shape, case.dtype, note, counts)
+    op, phase = ("chunk_bwd_dv_local", "backward") if name == "dv_local" else ("wy_fast", name)
+    return _rows("wyfast", op, phase, shape, case.dtype, note, counts)
 
 
 def beside(target: str) -> list:
-    """Rows of the peer's kernels summed over a forward and a backward, bfloat16, MHA, contiguous gates."""
+    """Rows of the peer's wy_fast, its kernels summed: bfloat16, MHA, contiguous gates."""
     table = peer.peer_table(target, layouts=(True,))
     rows = []
     for phase in ("forward", "backward"):
@@ -84,16 +90,16 @@ def beside(target: str) -> list:
             "kernel_launches": kernels, "host_launches": host,
         }  # fmt: skip
         shape = SHAPE.format(H=32, Hg=32, width=128, chunk=64)
-        rows += _rows("fla-core 0.6.0", phase, shape, "bfloat16", "dense", counts)
+        rows += _rows("fla-core 0.6.0", "wy_fast", phase, shape, "bfloat16", "dense", counts)
     return rows
 
 
-def _rows(provider, phase, shape, dtype, note, counts) -> list:
+def _rows(provider, op, phase, shape, dtype, note, counts) -> list:
     from wyfast_lib.records import Record
 
     units = COUNTS | {"kernel_launches": "1", "host_launches": "1"}
     return [
-        Record("ascend_compile", provider, "wy_fast", phase, shape, dtype, metric, unit,
+        Record("ascend_compile", provider, op, phase, shape, dtype, metric, unit,
                *[float(counts[metric])] * 3, "none", note)  # fmt: skip
         for metric, unit in units.items()
         if metric in counts

@@ -4,11 +4,7 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import sys
-import time
 from dataclasses import dataclass
 
 KERNELS = ("recompute_w_u_fwd_kernel", "prepare_wy_repr_bwd_kernel")
@@ -177,57 +173,3 @@ def _packed(chunk: int):
     offsets = torch.empty(3, dtype=torch.int64, device="meta")
     indices = torch.empty(4, 2, dtype=torch.int32, device="meta")
     return ChunkTable(offsets, indices, chunk, 4 * chunk)
-
-
-# ---- python -m wyfast_lib ascend [--kernel NAME] [--target T] [--json] ----
-
-
-def main(args: argparse.Namespace) -> int:
-    """Compile the production kernels at K = V = 128 and print the table; status 1 if one does not fit.
-
-    args: kernel (a part of its name, or None), target, json, csv (a file to write instead of the table, with
-    the peer's counts beside ours). Progress goes to stderr.
-    """
-    from wyfast_lib.ascend.errors import CompileError, WorkerCrashed
-
-    kernels = [name for name in NAMES if not args.kernel or args.kernel in name]
-    if not kernels:
-        print(f"--kernel: expected a part of {' or '.join(NAMES)}, got {args.kernel!r}", file=sys.stderr)
-        return 1
-    if args.target not in TARGETS:
-        print(f"--target: expected one of {', '.join(TARGETS)}, got {args.target!r}", file=sys.stderr)
-        return 1
-    if args.csv:
-        from wyfast_lib import records
-        from wyfast_lib.ascend import compile_records
-
-        records.write(args.csv, compile_records.records(args.target))
-        return 0
-    todo = cases(kernels, (args.target,), widths=(128,))
-    rows, failures = [], []
-    for number, case in enumerate(todo, 1):
-        begin = time.perf_counter()
-        try:
-            rows.append(count(case, build(case)))
-        except (CompileError, WorkerCrashed) as problem:
-            failures.append(str(case))
-            print(f"{case}: {problem}", file=sys.stderr)
-        seconds = time.perf_counter() - begin
-        print(f"[{number}/{len(todo)}] {case}: {seconds:.1f} s", file=sys.stderr)
-    print(json.dumps({"rows": rows, "failures": failures}, indent=1) if args.json else table(rows))
-    return 1 if failures else 0
-
-
-def table(rows: list[dict]) -> str:
-    """The rows of `count` as aligned text; sizes in KiB a chunk and head."""
-    sizes = ("argument_bytes", "ideal_bytes", "workspace_bytes", "global_bytes", "ub_peak")
-    columns = ("arguments", "ideal", "workspace", "total", "UB peak")
-    columns += ("bursts", "sync", "discrete", "split", "retries")
-    width = max([len(row["case"]) for row in rows] + [4])
-    lines = [" ".join([f"{'case':{width}}", *(f"{name:>9}" for name in columns)])]
-    for row in rows:
-        rest = [f"{row[name]:9.0f}" for name in ("bursts", "sync_instructions", "discrete_calls")]
-        split = {True: "yes", False: "NO", None: "-"}[row["split"]]
-        cells = [*(f"{row[name] / 1024:9.1f}" for name in sizes), *rest, f"{split:>9}", f"{row['retries']:9}"]
-        lines.append(" ".join([f"{row['case']:{width}}", *cells]))
-    return "\n".join(lines)
