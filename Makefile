@@ -8,6 +8,8 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A test process a core: most of a test's time is the Ascend compiler's, which uses one.
+PARALLEL := --numprocesses auto --dist loadgroup
 
 # An installed torch_npu without CANN breaks `import torch` unless this is off.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
@@ -38,10 +40,10 @@ test: unit  ## unit tests, then every notebook through nbmake
 
 unit: toolchain  ## lint and unit tests
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m pytest tests -m "not gate and not gpu"
+	$(BIN)/python -m pytest tests -m "not gate and not gpu" $(PARALLEL)
 
 gate: toolchain  ## the slow tests: all Ascend kernels through the compiler, fresh environments
-	$(BIN)/python -m pytest tests -m gate --numprocesses auto --dist loadgroup
+	$(BIN)/python -m pytest tests -m gate $(PARALLEL)
 
 refresh: toolchain  ## update committed notebook outputs and figures/ from one clean run
 	$(BIN)/python -m wyfast_lib notebooks --refresh
