@@ -175,9 +175,10 @@ def test_offsets_or_a_table_on_another_device_are_refused(nothing_runs):
             wy_fast(**arguments(cu_seqlens=lambda _, cu=cu: cu))
 
 
-def test_an_unknown_backend_is_refused_with_the_names_that_exist(nothing_runs):
-    with pytest.raises(ValueError, match=r"backend must be one of .*'torch'.* got 'gpu'"):
-        wy_fast(**arguments(), backend="gpu")
+@pytest.mark.parametrize("unknown", ["gpu", "", 3])
+def test_an_unknown_backend_is_refused_with_the_names_that_exist(unknown, nothing_runs):
+    with pytest.raises(ValueError, match=rf"backend must be one of .*'torch'.* got {unknown!r}"):
+        wy_fast(**arguments(), backend=unknown)
 
 
 def factor(call, chunk_size=16, **changed):

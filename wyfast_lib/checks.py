@@ -26,17 +26,17 @@ def check_tensor(name: str, x: object, shape: str, rank: int) -> None:
 
 def check_shape(name: str, x: torch.Tensor, shape: str, expected: tuple[int, ...]) -> None:
     """Raise ValueError unless x has the expected sizes."""
-    if tuple(x.shape) != tuple(expected):
+    if x.shape != expected:
         raise ValueError(f"{name} must have shape {shape} = {list(expected)}, got {list(x.shape)}")
 
 
 def check_same_device(**tensors: torch.Tensor | None) -> None:
     """Raise ValueError unless all given tensors live where the first one does."""
-    given = [(name, x) for name, x in tensors.items() if x is not None]
-    first, reference = given[0]
-    for name, x in given[1:]:
-        if x.device != reference.device:
-            raise ValueError(f"{name} is on {x.device}, {first} on {reference.device}: one device is needed")
+    places = {name: x.device for name, x in tensors.items() if x is not None}
+    first, reference = next(iter(places.items()))
+    for name, place in places.items():
+        if place != reference:
+            raise ValueError(f"{name} is on {place}, {first} on {reference}: one device is needed")
 
 
 def check_heads(H: int, Hg: int, K: int) -> None:

@@ -31,9 +31,9 @@ def recompute_w_u(
     gk: torch.Tensor | None,
     cu_seqlens: torch.Tensor | None,
     chunk_indices: torch.Tensor | None,
-    backend: str,
+    backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wy_fast`, checked; backend "" picks."""
+    """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wy_fast`, checked; backend None picks."""
     chunks = chunk_table(cu_seqlens, chunk_indices, A)
     module = backends.pick(k.device.type, backend)
     module.check_call(k, v, beta, A, g, gk, chunks, False)
@@ -57,7 +57,7 @@ def prepare_wy_repr_bwd(
     du: torch.Tensor,
     cu_seqlens: torch.Tensor | None,
     chunk_indices: torch.Tensor | None,
-    backend: str,
+    backend: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dk, dv, dbeta, dg of the shapes of k, v, beta, g; dg has no elements when g is None."""
     chunks = chunk_table(cu_seqlens, chunk_indices, A)

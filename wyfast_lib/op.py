@@ -34,7 +34,7 @@ class WyFastFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend):
-        """(w, u); arguments as in `wy_fast`, the chunk table as its two tensors, backend "" to pick one."""
+        """(w, u); arguments as in `wy_fast`, the chunk table as its two tensors."""
         ctx.save_for_backward(k, v, beta, A, g, cu_seqlens, chunk_indices)
         ctx.backend = backend
         ctx.has_gk = gk is not None
@@ -129,6 +129,7 @@ def wy_fast(
     inputs = (k, v, beta, A, g, gk)
     if not torch.compiler.is_compiling():  # inside a compiled graph the registered operator does this
         needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        backend = backends.choose(k.device.type, backend)  # once: the backward runs on the same one
         backends.pick(k.device.type, backend).check_call(*inputs, chunks, needs_grad)
     table = (None, None) if chunks is None else (chunks.cu_seqlens, chunks.indices)
-    return WyFastFunction.apply(*inputs, *table, backend or "")
+    return WyFastFunction.apply(*inputs, *table, backend)

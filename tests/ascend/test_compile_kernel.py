@@ -15,7 +15,7 @@ from wyfast_lib.ascend import (
     UBOverflowError,
     WorkerCrashed,
     compile_kernel,
-    inside,
+    programs,
     run,
     sources,
     worker,
@@ -174,10 +174,10 @@ def test_a_compiler_that_crashes_now_and_then_is_run_again(crashes, tmp_path):
         f"#!/bin/sh\necho >> {count}\n[ $(wc -l < {count}) -gt {crashes} ] || kill -SEGV $$\necho compiled\n"
     )
     program.chmod(0o755)
-    done, note = inside.run_program([str(program)])
+    done, note = programs.run_program([str(program)])
     runs = len(count.read_text().splitlines())
-    assert runs == min(crashes + 1, inside.CRASH_TRIES)
-    if crashes < inside.CRASH_TRIES:
+    assert runs == min(crashes + 1, programs.CRASH_TRIES)
+    if crashes < programs.CRASH_TRIES:
         assert (done.returncode, done.stdout) == (0, "compiled\n")
         assert note == (f"warning: compiler crashed {crashes} times before this result\n" if crashes else "")
     else:
@@ -188,7 +188,7 @@ def test_a_compiler_that_fails_is_not_run_again(tmp_path):
     count, program = tmp_path / "count", tmp_path / "compiler"
     program.write_text(f"#!/bin/sh\necho >> {count}\nexit 1\n")
     program.chmod(0o755)
-    assert inside.run_program([str(program)])[0].returncode == 1
+    assert programs.run_program([str(program)])[0].returncode == 1
     assert len(count.read_text().splitlines()) == 1
 
 

@@ -28,9 +28,6 @@ import traceback
 import types
 from pathlib import Path
 
-if __name__ == "__main__":
-    del sys.path[0]  # this script's own folder: its module names must not shadow anybody's
-
 LIBRARY = Path(__file__).resolve().parents[1]
 
 
@@ -53,13 +50,14 @@ def bare_package(name: str, folder: Path) -> None:
     sys.modules[name] = module
 
 
-class Failure(Exception):
-    """An expected failure: its text goes to the caller as it is."""
+if __name__ == "__main__":
+    del sys.path[0]  # this script's own folder: its module names must not shadow anybody's
+    bare_package("wyfast_lib", LIBRARY)
+    bare_package("wyfast_lib.ascend", LIBRARY / "ascend")
 
-    def __init__(self, stage: str, message: str) -> None:
-        super().__init__(message)
-        self.stage = stage
-
+# Only now are the packages there.
+from wyfast_lib.ascend.errors import last_lines  # noqa: E402
+from wyfast_lib.ascend.programs import Failure, again_after_a_crash, crash_note, run_program  # noqa: E402
 
 # ---- the kernel's module ----
 
@@ -138,44 +136,6 @@ class StandInNpu(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = exec_module
         return spec
-
-
-# ---- programs that crash now and then ----
-
-#: The compilers are ended by a signal now and then, on a text that they take the next moment: 11 of 800 runs
-#: of triton-adapter-opt on the backward of a group, single-threaded or not. The others wrote the same bytes.
-CRASH_TRIES = 4
-
-
-def again_after_a_crash(run):
-    """(run(), the runs before it that a signal ended); CalledProcessError when the last try is one too."""
-    for crashes in range(CRASH_TRIES):
-        try:
-            return run(), crashes
-        except subprocess.CalledProcessError as problem:
-            if problem.returncode >= 0 or crashes == CRASH_TRIES - 1:
-                raise
-
-
-def run_program(command: list[str], **settings) -> tuple[subprocess.CompletedProcess, str]:
-    """subprocess.run with its texts captured, again after a crash -> (the last run, a note or "")."""
-
-    def once():
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", **settings)
-        if done.returncode < 0:
-            done.check_returncode()
-        return done
-
-    try:
-        done, crashes = again_after_a_crash(once)
-    except subprocess.CalledProcessError as problem:
-        return subprocess.CompletedProcess(command, problem.returncode, problem.stdout, problem.stderr), ""
-    return done, crash_note(Path(command[0]).name, crashes)
-
-
-def crash_note(program: str, crashes: int) -> str:
-    """A line for the log about the runs that crashed; "" without one."""
-    return f"warning: {program} crashed {crashes} times before this result\n" if crashes else ""
 
 
 # ---- kernel -> TTIR -> linalg ----
@@ -299,13 +259,6 @@ def compile_kernel(request: dict) -> dict:
 # ---- the loop ----
 
 
-def last_lines(text: str, count: int = 12) -> str:
-    """See `wyfast_lib.ascend.errors.last_lines`; that package is set up after this module is read."""
-    from wyfast_lib.ascend import errors
-
-    return errors.last_lines(text, count)
-
-
 def handle(request: dict) -> dict:
     """Do one request; every exception becomes an error reply."""
     for entry in request.pop("path", ()):
@@ -332,10 +285,7 @@ def main(reply: int, memory: int, directory: str) -> None:
     os.dup2(null, 0)
     os.set_inheritable(reply, False)
     os.set_inheritable(memory, False)
-    bare_package("wyfast_lib", LIBRARY)
-    bare_package("wyfast_lib.ascend", LIBRARY / "ascend")
     sys.meta_path.insert(0, StandInNpu())
-    sys.modules["wyfast_lib.ascend.inside"] = sys.modules["__main__"]
     if str(LIBRARY.parent) not in sys.path:
         sys.path.append(str(LIBRARY.parent))
     with os.fdopen(reply, "wb") as replies:

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from wyfast_lib.ascend.errors import last_lines
-from wyfast_lib.ascend.inside import Failure, run_program
+from wyfast_lib.ascend.programs import Failure, run_program
 
 #: Tensors to buffers, every one of which is freed where its last owner ends: no growth over many launches.
 BUFFER_PASSES = (

@@ -36,16 +36,21 @@ def availability() -> dict[str, tuple[bool, str]]:
     return {name: load(name).available() for name in NAMES}
 
 
-def pick(device_type: str, requested: str | None = None) -> ModuleType:
-    """The backend for such a device: `requested`, else WYFAST_BACKEND, else the device's own.
+def choose(device_type: str, requested: str | None = None) -> str:
+    """The name of the backend for such a device: `requested`, else WYFAST_BACKEND, else the device's own."""
+    if requested is not None:
+        return requested
+    return os.environ.get("WYFAST_BACKEND") or DEFAULT.get(device_type, "torch")
 
-    Never another one than asked for.
+
+def pick(device_type: str, requested: str | None = None) -> ModuleType:
+    """The backend that `choose` names, never another one.
 
     Raises:
         ValueError: no backend of that name.
         BackendUnavailable: it cannot run on this machine.
     """
-    name = requested or os.environ.get("WYFAST_BACKEND") or DEFAULT.get(device_type, "torch")
+    name = choose(device_type, requested)
     if name not in _ready:
         module = load(name)
         ok, reason = module.available()

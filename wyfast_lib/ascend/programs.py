@@ -1,0 +1,49 @@
+"""The compilers as programs: run, run again when they crash, and the failure that the worker reports."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+#: The compilers are ended by a signal now and then, on a text that they take the next moment: 11 of 800 runs
+#: of triton-adapter-opt on the backward of a group, single-threaded or not. The others wrote the same bytes.
+CRASH_TRIES = 4
+
+
+class Failure(Exception):
+    """An expected failure: its text goes to the caller as it is."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+def again_after_a_crash(run):
+    """(run(), the runs before it that a signal ended); CalledProcessError when the last try is one too."""
+    for crashes in range(CRASH_TRIES):
+        try:
+            return run(), crashes
+        except subprocess.CalledProcessError as problem:
+            if problem.returncode >= 0 or crashes == CRASH_TRIES - 1:
+                raise
+
+
+def run_program(command: list[str], **settings) -> tuple[subprocess.CompletedProcess, str]:
+    """subprocess.run with its texts captured, again after a crash -> (the last run, a note or "")."""
+
+    def once():
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", **settings)
+        if done.returncode < 0:
+            done.check_returncode()
+        return done
+
+    try:
+        done, crashes = again_after_a_crash(once)
+    except subprocess.CalledProcessError as problem:
+        return subprocess.CompletedProcess(command, problem.returncode, problem.stdout, problem.stderr), ""
+    return done, crash_note(Path(command[0]).name, crashes)
+
+
+def crash_note(program: str, crashes: int) -> str:
+    """A line for the log about the runs that crashed; "" without one."""
+    return f"warning: {program} crashed {crashes} times before this result\n" if crashes else ""
