@@ -96,6 +96,7 @@ def test_06_the_chunk_size_is_taken_from_the_factor(backend, device, BT, T):
     check(draw(2, T, 2, 1, 16, 16, BT, device=device), backend)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("Hg, H", [(1, 1), (1, 8), (2, 4), (4, 12), (3, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_07_grouped_heads(backend, device, Hg, H, dtype):
@@ -124,6 +125,7 @@ def test_08_unwritten_lanes(backend, device, T, cu):
 WIDTHS = (1, 8, 15, 16, 20, 36, 60, 96, 100, 128, 192, 256, 257)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("K, V", list(zip(WIDTHS, WIDTHS[5:] + WIDTHS[:5], strict=True)))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_09_odd_widths_with_nan_past_them(backend, device, K, V, dtype):
@@ -139,6 +141,7 @@ def test_09_odd_widths_with_nan_past_them(backend, device, K, V, dtype):
     assert_equal(run(call.map(narrow), backend), reference(call), call)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("upstream", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gate", [torch.float32, None])
 @pytest.mark.parametrize("A, k, v", [(a, k, v) for a in HALF for k in HALF for v in (torch.float32, *HALF)])
