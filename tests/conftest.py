@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -52,14 +53,12 @@ def pytest_collection_modifyitems(items):
 
     Seven divides no side of a grid, so those that stay differ in every parameter.
     """
-    grid = [
-        item
-        for item in items
-        if item.get_closest_marker("grid") and item.callspec.params.get("backend") == "lowered"
-    ]
-    for number, item in enumerate(grid):
-        if number % 7:
-            item.add_marker("gate")
+    seen = Counter()
+    for item in items:
+        if item.get_closest_marker("grid") and item.callspec.params.get("backend") == "lowered":
+            if seen[item.originalname] % 7:
+                item.add_marker("gate")
+            seen[item.originalname] += 1
 
 
 @pytest.fixture

@@ -205,45 +205,36 @@ def _writing_units(walks: list) -> int:
     """How many vector units write outside their own UB. On the Ascend 950 a unit that repeats the other's
     work branches around its stores; on 910B they stand under `limit_sub_block_id0`.
     """
-    units = set()
-    for w in walks:
-        for event in w.walk.events if w.core == "aiv" else ():
-            targets = event.operands[1:] if not event.template.startswith("scalar_store") else event.operands
-            if any(isinstance(o, walk.View) and o.space not in ("UB", "stack") for o in targets):
-                units.add(event.sub_block)
+    units = {
+        event.sub_block
+        for w in walks
+        if w.core == "aiv"
+        for event in w.walk.events
+        if any(view.space not in ("UB", "stack") for view in event.written)
+    }
     return len(units)
 
 
 def _unwritten(walks: list) -> list:
     """Buffers that a template reads and that nothing writes, neither its own core nor, at the same address,
     the other: on the Ascend 950 the cube writes its results into UB, and a vector unit its tiles into L1.
-
-    The first memref of a call with two or more is read; any other may be written. Outlined vector
-    functions may write what they get.
     """
-    read, written, places = {}, set(), set()
+    places = {(w.core, v.space, v.base) for w in walks for event in w.walk.events for v in event.written}
+    found = {}
     for w in walks:
+        written = {view.alloc for event in w.walk.events for view in event.written}
+        other = "aiv" if w.core == "aic" else "aic"
         for event in w.walk.events:
-            views = [o for o in event.operands if isinstance(o, walk.View)]
-            first = views[0] if len(views) > 1 and not event.vector_ops else None
-            if first is not None and first.alloc:
-                read.setdefault(first.alloc, (w.core, event.template, first))
-            for view in views:
-                if view is not first:
-                    written.add(view.alloc)
-                    places.add((w.core, view.space, view.base))
-    lost = {
-        line: use for line, use in read.items()
-        if line not in written and (_OTHER[use[0]], use[2].space, use[2].base) not in places
-    }  # fmt: skip
+            view = event.read
+            if view is None or not view.alloc or view.alloc in written:
+                continue
+            if (other, view.space, view.base) not in places:
+                found.setdefault(view.alloc, (w.core, event.template, view))
     return [
         f"{core}: {template} reads a {'x'.join(map(str, view.shape))} {view.dtype} tile in {view.space} "
         f"that nothing writes (buffer of HIVM line {line})"
-        for line, (core, template, view) in sorted(lost.items())
+        for line, (core, template, view) in sorted(found.items())
     ]
-
-
-_OTHER = {"aic": "aiv", "aiv": "aic"}
 
 
 def _syncs(walks: list) -> Counter:

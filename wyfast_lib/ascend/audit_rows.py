@@ -64,7 +64,7 @@ def _pipe(template: str, core: str) -> str:
 def make_row(key, group: list, trace, names: dict) -> Row:
     core, line, template, _, conditional, limited, once = key
     event = group[0][1]
-    views = [o for o in event.operands if isinstance(o, walk.View)]
+    views = event.views
     far = next((v for v in views if v.space == "GM"), None)
     pipe = _pipe(template, core)
     shown = far if far is not None else (views[-1] if views else None)
@@ -72,8 +72,7 @@ def make_row(key, group: list, trace, names: dict) -> Row:
         shown = max(views, key=lambda v: _count(v))
     direction = ""
     if far is not None:
-        out = template.startswith(("store", "fixpipe", "scalar_store")) or views[0] is not far
-        direction = "out" if out else "in"
+        direction = "in" if far is event.read else "out"
     local = next((v for v in views if v.space not in ("GM", "stack")), None)
     usable = trace is not None and not trace.error
     size = _count(shown) * shown.bits // 8 if shown is not None else 0
@@ -236,12 +235,12 @@ def distinct(walks: list, names: dict) -> tuple[dict, dict]:
         for event in w.walk.events:
             if w.once(event):
                 continue
-            for i, view in enumerate(event.operands):
-                if not isinstance(view, walk.View) or view.space != "GM" or view.root not in names:
+            for view in event.views:
+                if view.space != "GM" or view.root not in names:
                     continue
-                out = event.template.startswith(("store", "fixpipe", "scalar_store")) or i > 0
-                ways[view.root].add("out" if out else "in")
-                touched[view.root, "out" if out else "in"] |= set(_intervals(view))
+                way = "in" if view is event.read else "out"
+                ways[view.root].add(way)
+                touched[view.root, way] |= set(_intervals(view))
     sizes: Counter = Counter()
     for (root, _), spans in touched.items():
         sizes[names[root]] += _union(spans)

@@ -160,5 +160,7 @@ def summary(compiled) -> str:
         f"workspace between cube and vector, a program: {workspace}",
         f"retries with fewer optimisations: {compiled.retries}",
     ]
+    if compiled.crashes:
+        lines.append(f"the compiler crashed and was run again: {compiled.crashes} times")
     notes = [f"{'warning' if note in compiled.warnings else 'note'}: {note}" for note in compiled.notes]
     return "\n".join(lines + notes)

@@ -43,9 +43,10 @@ class Compiled:
 
     `ttir`, `linalg`, `hivm`: the texts after each stage. `mix_mode`: "aiv" (vector only) or "mix" (cube and
     vector). `notes`: what the compiler said worth reading; `retries` counts those that say it tried again
-    with fewer optimisations, each a warning. Peaks and `workspace_bytes` (global memory between cube and
-    vector, a program; None when the compiler does not say) are in bytes. `arguments`: names of the run-time
-    parameters, in order.
+    with fewer optimisations, each a warning. `crashes`: runs of the compilers that a signal ended before this
+    result; they say nothing of the kernel (see `programs.py`). Peaks and `workspace_bytes` (global memory
+    between cube and vector, a program; None when the compiler does not say) are in bytes. `arguments`: names
+    of the run-time parameters, in order.
     """
 
     kernel: str
@@ -58,6 +59,7 @@ class Compiled:
     mix_mode: str = ""
     notes: list[str] = field(default_factory=list)
     retries: int = 0
+    crashes: int = 0
     ub_peak: int = 0
     l1_peak: int = 0
     l0a_peak: int = 0
@@ -215,6 +217,7 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
         mix_mode=mix[1] if mix else "",
         notes=notes,
         retries=sum("retrying compilation" in note for note in notes),
+        crashes=reply["crashes"],
         from_cache=from_cache,
         workspace_bytes=_workspace(hivm),
         **peaks,

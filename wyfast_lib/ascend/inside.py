@@ -57,7 +57,7 @@ if __name__ == "__main__":
 
 # Only now are the packages there.
 from wyfast_lib.ascend.errors import last_lines  # noqa: E402
-from wyfast_lib.ascend.programs import Failure, again_after_a_crash, crash_note, run_program  # noqa: E402
+from wyfast_lib.ascend.programs import Failure, again_after_a_crash, run_program  # noqa: E402
 
 # ---- the kernel's module ----
 
@@ -161,8 +161,8 @@ class StandInDriver:
         raise RuntimeError("there is no NPU here: kernels are compiled, not launched")
 
 
-def to_linalg(request: dict) -> tuple[str, str, str]:
-    """(TTIR text, linalg text, log) of a kernel for a target."""
+def to_linalg(request: dict) -> tuple[str, str, int]:
+    """(TTIR text, linalg text, crashes on the way) of a kernel for a target."""
     import triton
     from triton._C.libtriton import ir
     from triton.backends.ascend.compiler import AscendBackend, make_ttir, ttir_to_linalg
@@ -192,7 +192,7 @@ def to_linalg(request: dict) -> tuple[str, str, str]:
         linalg, crashes = again_after_a_crash(
             lambda: ttir_to_linalg(module, metadata, options, named_ops=True)
         )
-        return ttir, linalg, crash_note("triton-adapter-opt", crashes)
+        return ttir, linalg, crashes
     except subprocess.CalledProcessError as problem:
         output = problem.stderr.decode(errors="replace") if problem.stderr else ""
         raise Failure(
@@ -205,8 +205,8 @@ def to_linalg(request: dict) -> tuple[str, str, str]:
 # ---- linalg -> HIVM ----
 
 
-def to_hivm(request: dict, linalg: str) -> tuple[str, str, int]:
-    """(HIVM text or "", everything the compiler printed, its exit status)."""
+def to_hivm(request: dict, linalg: str) -> tuple[str, str, int, int]:
+    """(HIVM text or "", everything the compiler printed, its exit status, crashes on the way)."""
     program = Path(request["toolchain"]) / "ascendnpuir/bin" / request["compiler"]
     text = re.sub(r', mix_mode\s*=\s*"[^"]*"', "", linalg)
     with tempfile.TemporaryDirectory(prefix="wyfast-") as scratch:
@@ -224,10 +224,11 @@ def to_hivm(request: dict, linalg: str) -> tuple[str, str, int]:
             str(Path(scratch) / "kernel.o"),
         ]
         environment = _compiler_environment(Path(scratch), request["compiler"])
-        done, note = run_program(command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL)
+        done, crashes = run_program(command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL)
         written = saved / "module.hivm.opt.mlir"
         hivm = written.read_text() if written.is_file() else ""
-        return hivm, note + (done.stdout + done.stderr).replace(scratch + os.sep, ""), done.returncode
+        log = (done.stdout + done.stderr).replace(scratch + os.sep, "")
+        return hivm, log, done.returncode, crashes
 
 
 def _compiler_environment(scratch: Path, compiler: str) -> dict[str, str]:
@@ -250,10 +251,11 @@ def _compiler_environment(scratch: Path, compiler: str) -> dict[str, str]:
 
 
 def compile_kernel(request: dict) -> dict:
-    """The whole way: {"ttir", "linalg", "hivm", "log", "status"}."""
+    """The whole way: {"ttir", "linalg", "hivm", "log", "status", "crashes"}."""
     ttir, linalg, front = to_linalg(request)
-    hivm, back, status = to_hivm(request, linalg)
-    return {"ttir": ttir, "linalg": linalg, "hivm": hivm, "log": front + back, "status": status}
+    hivm, log, status, back = to_hivm(request, linalg)
+    texts = {"ttir": ttir, "linalg": linalg, "hivm": hivm, "log": log}
+    return {**texts, "status": status, "crashes": front + back}
 
 
 # ---- the loop ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 #: The compilers are ended by a signal now and then, on a text that they take the next moment: 11 of 800 runs
 #: of triton-adapter-opt on the backward of a group, single-threaded or not. The others wrote the same bytes.
@@ -28,8 +27,8 @@ def again_after_a_crash(run):
                 raise
 
 
-def run_program(command: list[str], **settings) -> tuple[subprocess.CompletedProcess, str]:
-    """subprocess.run with its texts captured, again after a crash -> (the last run, a note or "")."""
+def run_program(command: list[str], **settings) -> tuple[subprocess.CompletedProcess, int]:
+    """subprocess.run with its texts captured, again after a crash -> (the last run, crashes before it)."""
 
     def once():
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", **settings)
@@ -38,12 +37,7 @@ def run_program(command: list[str], **settings) -> tuple[subprocess.CompletedPro
         return done
 
     try:
-        done, crashes = again_after_a_crash(once)
-    except subprocess.CalledProcessError as problem:
-        return subprocess.CompletedProcess(command, problem.returncode, problem.stdout, problem.stderr), ""
-    return done, crash_note(Path(command[0]).name, crashes)
-
-
-def crash_note(program: str, crashes: int) -> str:
-    """A line for the log about the runs that crashed; "" without one."""
-    return f"warning: {program} crashed {crashes} times before this result\n" if crashes else ""
+        return again_after_a_crash(once)
+    except subprocess.CalledProcessError as last:
+        done = subprocess.CompletedProcess(command, last.returncode, last.stdout, last.stderr)
+        return done, CRASH_TRIES - 1

@@ -96,6 +96,25 @@ class Event:
     loop: int | None  # line of the task loop that it runs in
     vector_ops: tuple = ()  # (name, count) of vector instructions of an outlined vector function
 
+    @property
+    def views(self) -> list[View]:
+        """The operands that are memrefs."""
+        return [operand for operand in self.operands if isinstance(operand, View)]
+
+    @property
+    def read(self) -> View | None:
+        """The memref that is read and not written: the first of several, or a scalar load's. None for an
+        outlined vector function, which may write whatever it gets.
+        """
+        several = len(self.views) > 1 and not self.vector_ops
+        return self.views[0] if several or self.template == "scalar_load" else None
+
+    @property
+    def written(self) -> list[View]:
+        """The memrefs that may be written: all but `read`."""
+        read = self.read
+        return [view for view in self.views if view is not read]
+
 
 @dataclass
 class Walk:

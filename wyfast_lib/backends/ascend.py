@@ -46,6 +46,7 @@ def device() -> plan.Device:
     return plan.Device(driver.active.get_current_target().arch, driver.active.utils.get_aicore_num())
 
 
+# Looked up at each call, so that a replaced `device` or `execute` counts.
 _planned = Planned("ascend", "npu", lambda: device(), lambda launch: execute(launch))
 check_call, forward, backward = _planned.check_call, _planned.forward, _planned.backward
 check_dv_local, dv_local = _planned.check_dv_local, _planned.dv_local

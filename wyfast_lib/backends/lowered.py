@@ -65,6 +65,7 @@ def _device(name: str) -> plan.Device:
     return plan.Device(name, int(found[1]))
 
 
+# Looked up at each call, so that a replaced `device` or `execute` counts.
 _planned = Planned("lowered", "cpu", lambda: device(), lambda launch: execute(launch))
 check_call, forward, backward = _planned.check_call, _planned.forward, _planned.backward
 check_dv_local, dv_local = _planned.check_dv_local, _planned.dv_local
