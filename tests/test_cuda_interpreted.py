@@ -101,7 +101,7 @@ def test_without_a_gpu_the_backend_says_why_and_wide_or_float64_calls_are_refuse
 
 def test_the_launch_table_has_small_tiles_for_every_kind_of_call():
     module = backends.load("cuda")
-    for phase in ("forward", "backward"):
+    for phase in ("forward", "backward", "dv_local"):
         for size in (2, 4):
             for BT in (16, 32, 64, 128):
                 for arch in (8, 9, 10):

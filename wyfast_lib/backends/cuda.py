@@ -14,6 +14,7 @@ float16.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -74,6 +75,14 @@ LAUNCH: dict[tuple[str, int, int, int], tuple[Tiles, ...]] = {
     ("backward", 0, 4, 32): (Tiles(32, 32), Tiles(16, 16)),
     ("backward", 0, 4, 64): (Tiles(16, 16),),
     ("backward", 0, 4, 128): (Tiles(16, 16, num_warps=16),),
+    ("dv_local", 0, 2, 16): (Tiles(64, 64), Tiles(32, 32)),
+    ("dv_local", 0, 2, 32): (Tiles(64, 64), Tiles(32, 32)),
+    ("dv_local", 0, 2, 64): (Tiles(64, 64), Tiles(32, 32)),
+    ("dv_local", 0, 2, 128): (Tiles(64, 64, num_warps=8), Tiles(32, 32, num_warps=8), Tiles(16, 16)),
+    ("dv_local", 0, 4, 16): (Tiles(32, 32), Tiles(16, 16)),
+    ("dv_local", 0, 4, 32): (Tiles(32, 32), Tiles(16, 16)),
+    ("dv_local", 0, 4, 64): (Tiles(32, 32, num_warps=8), Tiles(16, 16)),
+    ("dv_local", 0, 4, 128): (Tiles(16, 16, num_warps=16),),
 }
 
 _precision = os.environ.get("WYFAST_FLOAT32_PRECISION", "ieee")
@@ -123,7 +132,17 @@ def check_call(k, v, beta, A, g, gk, chunks, needs_grad: bool) -> None:
         ValueError: tensors not on a CUDA device; K or V over 512; heads x width or tasks over 32 bit.
         NotImplementedError: float64; bfloat16 in the interpreter or below compute capability 8.0.
     """
-    K, V, H = k.shape[3], v.shape[3], v.shape[2]
+    _check_limits(k, v.shape[2], v.shape[3], A.shape[3], chunks, (k, v, beta, A, g, gk))
+
+
+def check_dv_local(q, k, do, g, chunks, chunk_size: int) -> None:
+    """As `check_call`, for `wyfast_lib.chunk_bwd_dv_local`."""
+    _check_limits(k, do.shape[2], do.shape[3], chunk_size, chunks, (q, k, do, g))
+
+
+def _check_limits(k, H: int, V: int, BT: int, chunks, tensors) -> None:
+    """Raise, naming the limit, for what no kernel here takes; k [B, T, Hg, K], H value heads of width V."""
+    K = k.shape[3]
     if k.device.type != ("cpu" if INTERPRET else "cuda"):
         place = (
             "the interpreter (TRITON_INTERPRET=1) needs CPU tensors" if INTERPRET else "it needs CUDA tensors"
@@ -131,11 +150,11 @@ def check_call(k, v, beta, A, g, gk, chunks, needs_grad: bool) -> None:
         raise ValueError(f"backend 'cuda': {place}, got k on {k.device}")
     if K > MAX_WIDTH or V > MAX_WIDTH:
         raise ValueError(f"backend 'cuda': K and V must be at most {MAX_WIDTH}, got K = {K}, V = {V}")
-    if H * max(K, V, A.shape[3]) >= MAX_ROW:
+    if H * max(K, V, BT) >= MAX_ROW:
         raise ValueError(f"backend 'cuda': heads x width must be below 2^24, got {H} heads, K = {K}, V = {V}")
-    if _tasks(k, A, chunks) * H >= 1 << 31:
+    if _tasks(k, BT, chunks) * H >= 1 << 31:
         raise ValueError("backend 'cuda': chunks x heads must be below 2^31, the largest grid")
-    dtypes = {x.dtype for x in (k, v, beta, A, g, gk) if x is not None}
+    dtypes = {x.dtype for x in tensors if x is not None}
     if torch.float64 in dtypes:
         raise NotImplementedError("backend 'cuda' has no float64: use float32, or backend='torch'")
     if torch.bfloat16 in dtypes:
@@ -165,9 +184,8 @@ def forward(k, v, beta, A, g, gk, chunks):
         hopper,
         pointers,
         (k, v),
-        T,
-        _per_row(T, BT, chunks),
-        _tasks(k, A, chunks) * H,
+        (T, _per_row(T, BT, chunks)),
+        _tasks(k, BT, chunks) * H,
         (H, Hg, K, V, BT),
     )
     return w, u
@@ -192,12 +210,30 @@ def backward(k, v, beta, A, g, dw, du, chunks):
         hopper,
         pointers,
         (k, v),
-        T,
-        _per_row(T, BT, chunks),
-        _tasks(k, A, chunks) * Hg,
+        (T, _per_row(T, BT, chunks)),
+        _tasks(k, BT, chunks) * Hg,
         (H, Hg, K, V, BT),
     )
     return dk, dv, db, dg
+
+
+def dv_local(q, k, do, g, scale, chunks, chunk_size: int):
+    """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, checked."""
+    T, Hg, K = k.shape[1:]
+    H, V = do.shape[2:]
+    q, k, do, g = _dense(q), _dense(k), _dense(do), None if g is None else _dense(g)
+    dv = torch.empty_like(do)
+    table = (None, None) if chunks is None else (chunks.cu_seqlens, chunks.indices)
+    _launch(
+        "dv_local",
+        False,
+        (q, k, do, dv, g, *table),
+        (q, k, do),
+        (T, _per_row(T, chunk_size, chunks), scale),
+        _tasks(k, chunk_size, chunks) * Hg,
+        (H, Hg, K, V, chunk_size),
+    )
+    return dv
 
 
 def candidates(phase: str, arch: int, itemsize: int, K: int, V: int, BT: int) -> tuple[Tiles, ...]:
@@ -211,7 +247,7 @@ class Plan:
 
     __slots__ = ("run", "constants", "tiles")
 
-    def __init__(self, kernel, pointers, T, NT, programs, constants, choices, limit):
+    def __init__(self, kernel, arguments, programs, constants, choices, limit):
         self.constants = tuple(constants.values())
         needs = []
         for tiles in choices:
@@ -220,7 +256,7 @@ class Plan:
                 self.run = kernel
             else:
                 self.run = kernel.warmup(
-                    *pointers, T, NT, *extra.values(), grid=(programs,), **tiles.options()
+                    *arguments, *extra.values(), grid=(programs,), **tiles.options()
                 )
                 needs.append(self.run.metadata.shared)
             self.constants, self.tiles = tuple(extra.values()), tiles
@@ -243,7 +279,7 @@ def tiles_constants(constants: dict, tiles: Tiles) -> dict:
     return filled
 
 
-def _launch(phase, hopper, pointers, operands, T, NT, programs, sizes) -> None:
+def _launch(phase, hopper, pointers, operands, scalars, programs, sizes) -> None:
     """Launch on the device of the operands and on its current stream, compiling at the first call of a
     kind."""
     index = operands[0].device.index
@@ -253,21 +289,25 @@ def _launch(phase, hopper, pointers, operands, T, NT, programs, sizes) -> None:
     plan = _plans.get(key)
     if not INTERPRET and torch._C._cuda_getDevice() != index:
         with torch.cuda.device(index):
-            return _launch(phase, hopper, pointers, operands, T, NT, programs, sizes)
+            return _launch(phase, hopper, pointers, operands, scalars, programs, sizes)
     if plan is None:
-        plan = _plans[key] = _plan(phase, hopper, pointers, operands, T, NT, programs, sizes)
+        plan = _plans[key] = _plan(phase, hopper, pointers, operands, scalars, programs, sizes)
     if INTERPRET:
-        plan.run[(programs,)](*pointers, T, NT, *plan.constants)
+        plan.run[(programs,)](*pointers, *scalars, *plan.constants)
     else:
         stream = torch._C._cuda_getCurrentRawStream(index)
-        plan.run[(programs, 1, 1)](*pointers, T, NT, *plan.constants, stream=stream)
+        plan.run[(programs, 1, 1)](*pointers, *scalars, *plan.constants, stream=stream)
 
 
-def _plan(phase, hopper, pointers, operands, T, NT, programs, sizes) -> Plan:
+# Where each kernel takes its gate among its pointers, by phase; the last pointer is the chunk table or None.
+_GATE = {"forward": 6, "backward": 3, "dv_local": 4}
+
+
+def _plan(phase, hopper, pointers, operands, scalars, programs, sizes) -> Plan:
     """Choose the kernel and its constants for one kind of call, and compile it."""
     H, Hg, K, V, BT = sizes
     is_varlen, device = pointers[-1] is not None, _device(operands[0].device.index)
-    has_g = pointers[6 if phase == "forward" else 3] is not None
+    has_g = pointers[_GATE[phase]] is not None
     constants = {"H": Hg, "HV": H, "K": K, "V": V}  # the field's names: H key heads, HV value heads
     if hopper:
         from wyfast_lib.kernels import hopper as kernels
@@ -281,16 +321,20 @@ def _plan(phase, hopper, pointers, operands, T, NT, programs, sizes) -> Plan:
         import triton.language as tl
 
         from wyfast_lib.kernels import cuda as kernels
+        from wyfast_lib.kernels import cuda_dv_local
 
-        dot = torch.promote_types(operands[0].dtype, operands[1].dtype)
+        dot = functools.reduce(torch.promote_types, [x.dtype for x in operands])
         types = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
         constants |= {"BT": BT, "BK": 0, "BV": 0, "USE_G": has_g}
         constants |= {"USE_GK": pointers[7] is not None} if phase == "forward" else {}
-        constants |= {"IS_VARLEN": is_varlen} | ({} if phase == "forward" else {"KEEP_P": False})
+        constants |= {"IS_VARLEN": is_varlen} | ({"KEEP_P": False} if phase == "backward" else {})
         constants |= {"DOT": types[dot], "PRECISION": _precision}
-        name = "recompute_w_u_fwd_kernel" if phase == "forward" else "prepare_wy_repr_bwd_kernel"
+        name = {"forward": "recompute_w_u_fwd_kernel", "backward": "prepare_wy_repr_bwd_kernel",
+                "dv_local": "chunk_bwd_dv_local_kernel"}[phase]  # fmt: skip
+        kernels = cuda_dv_local if phase == "dv_local" else kernels
         choices = candidates(phase, device.capability[0], dot.itemsize, K, V, BT)
-    return Plan(getattr(kernels, name), pointers, T, NT, programs, constants, choices, device.shared_memory)
+    arguments = (*pointers, *scalars)
+    return Plan(getattr(kernels, name), arguments, programs, constants, choices, device.shared_memory)
 
 
 def _fits_hopper_kernel(k, v, A, K, V, BT) -> bool:
@@ -331,6 +375,6 @@ def _per_row(T: int, BT: int, chunks) -> int:
     return (T + BT - 1) // BT if chunks is None else chunks.num_chunks
 
 
-def _tasks(k, A, chunks) -> int:
+def _tasks(k, BT: int, chunks) -> int:
     """Chunks of all batch rows."""
-    return _per_row(k.shape[1], A.shape[3], chunks) * (k.shape[0] if chunks is None else 1)
+    return _per_row(k.shape[1], BT, chunks) * (k.shape[0] if chunks is None else 1)

@@ -187,9 +187,9 @@ def backward(k, v, beta, A, g, dw, du, chunks):
 def growth(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(2^-n [m, 1], -2^n [m, 1, 1]) for g [m, r]: n the whole power of two in the largest e^g of a row, or 0.
 
-    A^T dA A^T holds e^(g[a] - g[i] + g[j]): where a gate grows, falls and grows again it overflows although the
-    gradient, which is that times e^(g[i] - g[j]), does not. Scaled down before and up after, nothing is lost:
-    powers of two are exact, and n is 0 wherever gates only decay.
+    A^T dA A^T holds e^(g[a] - g[i] + g[j]): where a gate grows, falls and grows again it overflows although
+    the gradient, which is that times e^(g[i] - g[j]), does not. Scaled down before and up after, nothing is
+    lost: powers of two are exact, and n is 0 wherever gates only decay.
     """
     n = (g.amax(1, keepdim=True).clamp(min=0) * math.log2(math.e)).floor().clamp(max=1000.0)
     return torch.exp2(-n), -torch.exp2(n)[:, :, None]
@@ -205,6 +205,17 @@ def split_gate(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ruler = 1.5 * torch.exp2(top.log2().ceil() + 1)  # its last digit is worth the same at any g + ruler
     coarse = (g + ruler) - ruler
     return coarse, g - coarse
+
+
+def decay_(x: torch.Tensor, g: torch.Tensor, above: torch.Tensor, free: torch.Tensor) -> None:
+    """x [m, r, r] *= e^(g[i] - g[j]) outside `above`, 0 inside (NaN where x is infinite there); g [m, r].
+
+    free: a buffer like x.
+    """
+    coarse, fine = split_gate(g)
+    # The exponent is masked, not the product: above the diagonal exp may be infinite.
+    exponent = torch.sub(coarse[:, :, None], coarse[:, None, :], out=free).masked_fill_(above, -torch.inf)
+    x.mul_(exponent.exp_()).mul_(fine.exp()[:, :, None]).mul_((-fine).exp()[:, None, :])
 
 
 def chunk_adjoint(work, k, A, g, beta, v, dw, du):
@@ -224,11 +235,7 @@ def chunk_adjoint(work, k, A, g, beta, v, dw, du):
     N = torch.bmm(A.mT, torch.bmm(inner, A.mT, out=work("half", *A.shape)), out=inner)
     above = torch.ones(N.shape[-2:], dtype=torch.bool, device=N.device).triu()
     if g is not None:
-        coarse, fine = split_gate(g)
-        # The exponent is masked, not the product: above the diagonal exp may be infinite.
-        decay = torch.sub(coarse[:, :, None], coarse[:, None, :], out=work("half", *A.shape))
-        N.mul_(decay.masked_fill_(above, -torch.inf).exp_()).mul_((-fine).exp()[:, None, :])
-        up = up * fine.exp()[:, :, None]
+        decay_(N, g, above, work("half", *A.shape))
     N.mul_(up).masked_fill_(above, 0)
     Q = torch.bmm(A.mT, du, out=work("Q", *du.shape))
     weighted = A if eg is None else torch.mul(A, eg[:, None, :], out=work("scaled", *A.shape))
@@ -265,9 +272,7 @@ def dv_local(q, k, do, g, scale, chunks, chunk_size):
             above = torch.ones(r, r, dtype=torch.bool, device=do.device).triu(1)
             if g is not None:
                 gate = block.gate(g).to(work.dtype).flatten(0, 1)
-                # The exponent is masked, not the product: above the diagonal exp may be infinite.
-                decay = torch.sub(gate[:, :, None], gate[:, None, :], out=work("decay", n * H, r, r))
-                scores.mul_(decay.masked_fill_(above, -torch.inf).exp_())
+                decay_(scores, gate, above, work("decay", n * H, r, r))
             scores.masked_fill_(above, 0)
             upstream = gather(block.tiles(do), work("do", n, H, r, V))
             product = torch.bmm(scores.mT, upstream, out=work("product", n * H, r, V))

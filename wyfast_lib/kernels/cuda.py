@@ -12,7 +12,7 @@ result of a product, never a scaled copy of k or v. With E = diag(e^g), D = diag
 du:
 
     T = (P k^T E + Q v^T) D                      (= A^T dA, without forming dA)
-    N = -(T A^T)[i, j] e^(g[i] - g[j])           for i > j, else 0
+    N = -(tril(T, -1) A^T)[i, j] e^(g[i] - g[j]) for i > j, else 0
     S = k k^T,  x = rowsum(N * S),  y = colsum(D N * S)
     dv = D Q            dk = D E P + (D N + (D N)^T) k
     dbeta = e^g diag(P k^T) + diag(Q v^T) + x
@@ -20,6 +20,11 @@ du:
 
 All row sums come from [BT, BT] tiles (<P, k> is the diagonal of P k^T), so no [BT, K] tile is ever multiplied
 element by element with k or v. S and the sum of D N over the heads of a group are shared by the group.
+
+Gates may grow. Only T[i, j] with j < i meets an element of A that is not zero, and only those are kept: the
+others overflow first, and 0 times infinity is no zero. What is left holds e^(g[a] - g[i] + g[j]), a >= i > j,
+which overflows where a gate grows, falls and grows again, although N does not: T is kept times 2^-n, n the
+whole power of two in the largest e^g of the chunk (0 where gates decay, so nothing changes there).
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from wyfast_lib.kernels.exponents import exp_difference, exp_gate, growth
 from wyfast_lib.kernels.pointers import (
     chunk_span,
     load_factor,
@@ -35,9 +41,6 @@ from wyfast_lib.kernels.pointers import (
     store_gate,
     store_tile,
 )
-
-# e^x = 2^(x log2 e): the hardware's exponential has base 2
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["T", "NT"])
@@ -80,14 +83,14 @@ def recompute_w_u_fwd_kernel(
         store_tile(u + row * V, b_u, rows, i_v, HV * V, V, BT, BV)
 
     if USE_G:
-        b_A *= tl.exp2(b_g * LOG2E)[None, :]
+        b_A *= exp_gate(b_g)[None, :]
     b_Aw = b_A.to(DOT)
     for i_k in range(tl.cdiv(K, BK)):
         if K > BK:
             b_k = load_tile(k + key_row * K, rows, i_k, H * K, K, BT, BK)
         if USE_GK:
             b_gk = load_tile(gk + key_row * K, rows, i_k, H * K, K, BT, BK).to(tl.float32)
-            b_kk = (b_k.to(tl.float32) * tl.exp2(b_gk * LOG2E)).to(DOT)
+            b_kk = (b_k.to(tl.float32) * exp_gate(b_gk)).to(DOT)
         else:
             b_kk = b_k.to(DOT)
         b_w = tl.dot(b_Aw, b_kk, input_precision=PRECISION)
@@ -124,8 +127,8 @@ def prepare_wy_repr_bwd_kernel(
         b_b = load_gate(beta + row, rows, HV, BT)
         b_c = b_b
         if USE_G:
-            b_g = load_gate(g + row, rows, HV, BT) * LOG2E
-            b_eg = tl.exp2(b_g)
+            b_g = load_gate(g + row, rows, HV, BT)
+            b_eg = exp_gate(b_g)
             b_c *= b_eg
         b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
         b_dw = load_tile(dw + row * K, rows, 0, HV * K, K, BT, BK).to(DOT)
@@ -139,8 +142,8 @@ def prepare_wy_repr_bwd_kernel(
             b_b = load_gate(beta + row, rows, HV, BT)
             b_c = b_b
             if USE_G:
-                b_g = load_gate(g + row, rows, HV, BT) * LOG2E
-                b_eg = tl.exp2(b_g)
+                b_g = load_gate(g + row, rows, HV, BT)
+                b_eg = exp_gate(b_g)
                 b_c *= b_eg
             b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
         if V <= BV:
@@ -156,8 +159,12 @@ def prepare_wy_repr_bwd_kernel(
             b_T = tl.dot(b_P.to(DOT), tl.trans(b_k), b_T, input_precision=PRECISION)
             if KEEP_P:
                 b_dk += b_P * b_c[:, None]
+        down = 1.0
+        up = 1.0
         if USE_G:
-            b_T *= b_eg[None, :]
+            if DOT != tl.float16:  # float16 cannot hold such an A, and would lose Q times 2^-n
+                down, up = growth(b_g)
+            b_T *= (b_eg * down)[None, :]
         b_p = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_T, 0.0), 1)  # e^g <P, k>
 
         for i_v in range(tl.cdiv(V, BV)):
@@ -165,18 +172,16 @@ def prepare_wy_repr_bwd_kernel(
                 b_du = load_tile(du + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
                 b_v = load_tile(v + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
             b_Q = tl.dot(tl.trans(b_A), b_du, input_precision=PRECISION)
-            b_T = tl.dot(b_Q.to(DOT), tl.trans(b_v), b_T, input_precision=PRECISION)
+            b_T = tl.dot((b_Q * down).to(DOT), tl.trans(b_v), b_T, input_precision=PRECISION)
             store_tile(dv + row * V, b_Q * b_b[:, None], rows, i_v, HV * V, V, BT, BV)
         b_pq = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_T, 0.0), 1)  # e^g <P, k> + <Q, v>
 
-        b_T *= -b_b[None, :]
-        b_N = tl.dot(b_T.to(DOT), tl.trans(b_A), input_precision=PRECISION)
         below = (o_t[:, None] > o_t[None, :]) & (o_t < rows)[:, None]
+        b_T = tl.where(below, b_T * -b_b[None, :], 0.0)
+        b_N = tl.dot(b_T.to(DOT), tl.trans(b_A), input_precision=PRECISION)
         if USE_G:
-            # The exponent is masked, not the product: above the diagonal e^(g[i] - g[j]) may be infinite.
-            b_N *= tl.exp2(tl.where(below, b_g[:, None] - b_g[None, :], float("-inf")))
-        else:
-            b_N = tl.where(below, b_N, 0.0)
+            b_N = b_N * exp_difference(b_g, below, DOT == tl.float32) * up
+        b_N = tl.where(below, b_N, 0.0)
 
         b_S = tl.zeros([BT, BT], dtype=tl.float32)
         for i_k in range(NK):
@@ -185,10 +190,10 @@ def prepare_wy_repr_bwd_kernel(
             b_S = tl.dot(b_k, tl.trans(b_k), b_S, input_precision=PRECISION)
         b_x = tl.sum(b_N * b_S, 1)
         b_N *= b_b[:, None]
-        store_gate(db + row, b_pq + b_x, rows, HV, BT)
+        store_gate(db + row, b_pq * up + b_x, rows, HV, BT)
         if USE_G:
             b_y = tl.sum(b_N * b_S, 0)
-            store_gate(dg + row, b_b * (b_p + b_x) - b_y, rows, HV, BT)
+            store_gate(dg + row, b_b * (b_p * up + b_x) - b_y, rows, HV, BT)
         b_M += b_N
 
     b_Mk = b_M.to(DOT)
@@ -204,7 +209,7 @@ def prepare_wy_repr_bwd_kernel(
                 if not ONE:
                     b_c = load_gate(beta + row, rows, HV, BT)
                     if USE_G:
-                        b_c *= tl.exp2(load_gate(g + row, rows, HV, BT) * LOG2E)
+                        b_c *= exp_gate(load_gate(g + row, rows, HV, BT))
                     b_A = load_factor(A + row * BT, rows, HV * BT, BT).to(DOT)
                     b_dw = load_tile(dw + row * K, rows, i_k, HV * K, K, BT, BK).to(DOT)
                 b_Ac = (b_A * b_c[None, :]).to(DOT)

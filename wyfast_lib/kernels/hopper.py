@@ -9,6 +9,8 @@ Tiles are kept as panels of 64 columns: a panel is one 128-byte swizzled block, 
 needs half the registers. A buffer is filled again as soon as its last reader has finished: by the next head
 of the group (GQA), or by a result on its way out.
 
+How gates that grow are kept finite is said in `cuda.py`, too.
+
 G_T_CONTIG says that beta, g and their gradients are [B, HV, T] (stride 1) instead of [B, T, HV] (stride HV);
 dense calls only. The backend leaves it off: `bench --suite gates` measures why.
 """
@@ -112,12 +114,19 @@ def _transposed(tile, smem):
 
 
 @gluon.jit
-def _through_factor(s_A, s_y, s_z, acc):
-    """X = A^T y (float32) and acc + X z^T, for one panel."""
+def _growth(g):
+    """(2^-n, 2^n), n >= 0 the whole power of two in the largest e^g: `exponents.growth` for Gluon."""
+    n = gl.minimum(gl.floor(gl.maximum(gl.max(g, 0), 0.0) * LOG2E), 126.0)
+    return gl.exp2(-n), gl.exp2(n)
+
+
+@gluon.jit
+def _through_factor(s_A, s_y, s_z, acc, down):
+    """X = A^T y (float32) and acc + X z^T down, for one panel."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     x = warpgroup_mma(s_A.permute([1, 0]), s_y, gl.zeros([64, 64], gl.float32, layout=mma), use_acc=False)
-    acc = warpgroup_mma(gl.convert_layout(x.to(s_A.dtype), left), s_z.permute([1, 0]), acc)
+    acc = warpgroup_mma(gl.convert_layout((x * down).to(s_A.dtype), left), s_z.permute([1, 0]), acc)
     return x, acc
 
 
@@ -179,11 +188,15 @@ def prepare_wy_repr_bwd_hopper_kernel(
             s_dk.index(c).store(zero)
     for i_g in range(G):
         row = start * HV + i_h * G + i_g
-        b_gate = b_g * LOG2E
         b_br = gl.convert_layout(b_b, per_row)
-        b_beta = b_b
+        b_beta = b_b  # of this head: the next head's are loaded before the last use
+        b_gate = b_g
+        down = 1.0
+        up = 1.0
         if USE_G:
-            b_eg = gl.exp2(b_gate)
+            b_eg = gl.exp2(b_g * LOG2E)
+            if dtype == gl.bfloat16:  # float16 cannot hold the A of a gate that grows so far
+                down, up = _growth(b_g)
             b_cr = gl.convert_layout(b_b * b_eg, per_row)
         else:
             b_cr = b_br
@@ -197,13 +210,13 @@ def prepare_wy_repr_bwd_hopper_kernel(
             _clear_tail_columns(s_A.index(0), rows)
         fence_async_shared()
         barrier()
-        b_P, b_T = _through_factor(s_A.index(0), s_dw.index(0), s_k.index(0), zero)
+        b_P, b_T = _through_factor(s_A.index(0), s_dw.index(0), s_k.index(0), zero, 1.0)
         if G == 1:
             dk0 = b_P * b_cr[:, None]
         else:
             s_dk.index(0).store(s_dk.index(0).load(mma) + b_P * b_cr[:, None])
         if NK == 2:
-            b_P, b_T = _through_factor(s_A.index(0), s_dw.index(1), s_k.index(1), b_T)
+            b_P, b_T = _through_factor(s_A.index(0), s_dw.index(1), s_k.index(1), b_T, 1.0)
             if G == 1:
                 dk1 = b_P * b_cr[:, None]
             else:
@@ -214,7 +227,7 @@ def prepare_wy_repr_bwd_hopper_kernel(
                 _copy_panels(s_dw, dw + (row + 1) * K, rows, HV * K, NK)
             async_copy.commit_group()
         if USE_G:
-            b_T *= gl.convert_layout(b_eg, per_column)[None, :]
+            b_T *= gl.convert_layout(b_eg * down, per_column)[None, :]
         b_p = gl.sum(gl.where(o_i[:, None] == o_j[None, :], b_T, 0.0), 1)  # e^g <P, k>
 
         # Q = A^T du, T += Q v^T
@@ -222,11 +235,11 @@ def prepare_wy_repr_bwd_hopper_kernel(
             async_copy.wait_group(0)
             fence_async_shared()
             barrier()
-        b_Q, b_T = _through_factor(s_A.index(0), s_du.index(0), s_v.index(0), b_T)
+        b_Q, b_T = _through_factor(s_A.index(0), s_du.index(0), s_v.index(0), b_T, down)
         b_Q *= b_br[:, None]
         _write_panel(dv + row * V, b_Q.to(dtype), s_du.index(0), rows, HV * V)
         if NV == 2:
-            b_Q, b_T = _through_factor(s_A.index(0), s_du.index(1), s_v.index(1), b_T)
+            b_Q, b_T = _through_factor(s_A.index(0), s_du.index(1), s_v.index(1), b_T, down)
             b_Q *= b_br[:, None]
             _write_panel(dv + row * V + 64, b_Q.to(dtype), s_du.index(1), rows, HV * V)
         if G > 1:
@@ -241,24 +254,23 @@ def prepare_wy_repr_bwd_hopper_kernel(
         b_pq = gl.sum(gl.where(o_i[:, None] == o_j[None, :], b_T, 0.0), 1)  # e^g <P, k> + <Q, v>
 
         # N = -(T D A^T) e^(g_i - g_j), S = k k^T
-        b_T *= gl.convert_layout(-b_beta, per_column)[None, :]
+        below = (o_i[:, None] > o_j[None, :]) & (o_i < rows)[:, None]
+        b_T = gl.where(below, b_T * gl.convert_layout(-b_beta, per_column)[None, :], 0.0)
         b_N = warpgroup_mma(
             gl.convert_layout(b_T.to(dtype), left), s_A.index(0).permute([1, 0]), zero, use_acc=False
         )
         b_S = warpgroup_mma(s_k.index(0), s_k.index(0).permute([1, 0]), zero, use_acc=False)
         if NK == 2:
             b_S = warpgroup_mma(s_k.index(1), s_k.index(1).permute([1, 0]), b_S)
-        below = (o_i[:, None] > o_j[None, :]) & (o_i < rows)[:, None]
         if USE_G:
             # The exponent is masked, not the product: above the diagonal it may be infinite.
             b_gr = gl.convert_layout(b_gate, per_row)
             b_gc = gl.convert_layout(b_gate, per_column)
-            b_N *= gl.exp2(gl.where(below, b_gr[:, None] - b_gc[None, :], float("-inf")))
-        else:
-            b_N = gl.where(below, b_N, 0.0)
+            b_N = b_N * gl.exp2(gl.where(below, b_gr[:, None] - b_gc[None, :], 0.0) * LOG2E) * up
+        b_N = gl.where(below, b_N, 0.0)
         b_x = gl.sum(b_N * b_S, 1)
         p_db = db + gate + o_i * stride
-        gl.store(p_db, (b_pq + b_x).to(db.dtype.element_ty), mask=o_i < rows)
+        gl.store(p_db, (b_pq * up + b_x).to(db.dtype.element_ty), mask=o_i < rows)
 
         b_N *= b_br[:, None]
         b_Mk = b_N.to(dtype)
@@ -271,7 +283,7 @@ def prepare_wy_repr_bwd_hopper_kernel(
             # y = colsum(D N * S), as a row sum of the transposed tile
             b_y = gl.sum(b_Mt.to(gl.float32) * b_S, 1)
             p_dg = dg + gate + o_i * stride
-            gl.store(p_dg, (b_br * (b_p + b_x) - b_y).to(dg.dtype.element_ty), mask=o_i < rows)
+            gl.store(p_dg, (b_br * (b_p * up + b_x) - b_y).to(dg.dtype.element_ty), mask=o_i < rows)
         if G > 1:
             barrier()
             if i_g + 1 < G:
