@@ -40,7 +40,7 @@ def with_gate(log_gates: list[float], BT: int, dtype: torch.dtype, device: str, 
 
 
 def assert_finite_and_equal(call: Call, backend: str) -> None:
-    """Every result within its dtype's limit; dg, a difference of far larger sums, within that of its terms."""
+    """Every result within its dtype's limit, twice for large sums; dg, a difference of such, within four."""
     results, expected = run(call, backend), reference(call)
     for name, x in results.items():
         assert x.isfinite().all(), f"{name} is not finite"

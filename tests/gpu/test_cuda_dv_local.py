@@ -1,4 +1,4 @@
-"""chunk_bwd_dv_local on an NVIDIA GPU: every launch configuration, the gate of the field, packed sequences."""
+"""chunk_bwd_dv_local on an NVIDIA GPU: every launch configuration, the tests of the field, packed rows."""
 
 from __future__ import annotations
 
