@@ -22,9 +22,8 @@ All row sums come from [BT, BT] tiles (<P, k> is the diagonal of P k^T), so no [
 element by element with k or v. S and the sum of D N over the heads of a group are shared by the group.
 
 Gates may grow. T[i, j] holds e^(g[a] - g[i] + g[j]) for a >= i, an element of A times an e^g[j]: it may
-overflow where no result does, also in elements that meet only zeros of A. T and N are kept times 2^-n, n the
-whole power of two in the largest e^g of the chunk (0 where gates decay, so nothing changes there), and are then
-no larger than A.
+overflow where no result does, also in elements that meet only zeros of A. So T and N are kept times 2^-n,
+with n the whole power of two in the largest e^g of the chunk: no larger than A. Where gates decay n is 0.
 """
 
 from __future__ import annotations
