@@ -60,7 +60,8 @@ class Transfer:
 class Trace:
     """What one call issues. `instructions`: (name, integer operands, times in a row), addresses left out;
     `scalar`: single elements that the scalar unit reads and writes, by memory ("UB read": 32);
-    `functions`: the (mangled) library functions that ran; `error`: why there is no trace, else "".
+    `functions`: the (mangled) library functions that ran; `truncated`: it issues more than the log holds, so
+    that what stands here is a part; `error`: why there is no trace, else "".
     """
 
     template: str
@@ -365,7 +366,7 @@ def _as_trace(template: str, answer: dict) -> Trace:
         answer["scalar"],
         tuple(answer["functions"]),
         answer["missing_arguments"],
-        answer["log_words"] > 1 << 21,
+        answer["log_words"] > device_code.LOG_WORDS,
     )
 
 
