@@ -53,7 +53,7 @@ def own(case: Case) -> tuple[int, int]:
 
 
 def beside(phase: str) -> tuple[int, int]:
-    """The same of one call of the peer's wy_fast, phase "forward" or "backward": bfloat16, MHA, gated, dense."""
+    """The same of a call of the peer's wy_fast ("forward" or "backward"): bfloat16, MHA, gated, dense."""
     case = Case(production.KERNELS[0])
     k, v, beta, A, _ = production._tensors(case)
     with _peer_without_a_device() as (module, kernels), HostLaunches() as host:
