@@ -316,4 +316,4 @@ def test_a_second_process_finds_the_machine_code_on_disk(fresh_cache):
     reply = worker.call(
         "load", key=_key(compiled), name="copy_kernel", linalg="not used", cache=str(fresh_cache / "native")
     )
-    assert reply == {"cached": True}
+    assert reply == {"cached": True, "keep": None}

@@ -66,6 +66,18 @@ def build_index(bitcode: str, path: str) -> None:
     os.replace(partial, path)
 
 
+def whole(path: str) -> bool:
+    """Is there a database at `path` with the pages that its header counts? A copy may have been cut short."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+        size = int.from_bytes(header[16:18], "big")
+        pages = int.from_bytes(header[28:32], "big") * (65536 if size == 1 else size)
+        return header.startswith(b"SQLite format 3") and 0 < pages <= os.path.getsize(path)
+    except OSError:
+        return False
+
+
 def _named(line: str) -> str:
     """The first @name of a line, without quotes."""
     return re.search(_NAME, line).group(1).strip('"')
@@ -392,8 +404,9 @@ class Library:
 def main() -> None:
     """Answer one request from stdin."""
     request = json.load(sys.stdin)
-    if not os.path.exists(request["index"]):
+    if not whole(request["index"]):
         try:
+            os.makedirs(os.path.dirname(request["index"]), exist_ok=True)
             build_index(request["bitcode"], request["index"])
         except RuntimeError as problem:  # bitcode of a newer producer than this reader
             reason = "its library cannot be read: " + " ".join(str(problem).split())

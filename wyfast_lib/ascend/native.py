@@ -456,17 +456,23 @@ def load(request: dict) -> dict:
     machine = target_machine()
     mark = hashlib.sha256(f"{machine.triple}{_cpu()}".encode()).hexdigest()[:12]
     path = Path(request["cache"]) / request["key"][:2] / f"{request['key']}-{mark}.o"
-    cached = path.is_file()
-    if cached:
-        data = path.read_bytes()
-    else:
+    data = _kept(path)
+    cached = data is not None
+    if not cached:
         data = to_object(request["linalg"], request["toolchain"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(path)
     _loaded[request["key"]] = Loaded(data, request["name"])
-    return {"cached": cached}
+    keep = None if cached else (str(path), hashlib.sha256(data).digest() + data)
+    return {"cached": cached, "keep": keep}
+
+
+def _kept(path: Path) -> bytes | None:
+    """An object from the cache; None when there is none or it is not whole: its hash stands before it."""
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    mark, data = stored[:32], stored[32:]
+    return data if data and hashlib.sha256(data).digest() == mark else None
 
 
 def _cpu() -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from wyfast_lib.ascend import toolchain, worker
 from wyfast_lib.ascend.compile import Compiled
+from wyfast_lib.ascend.errors import CompileError
 
 # Poison before and behind each range that a call's tensors lie in; wide enough for an index that is off by a
 # hundred thousand float32 elements. Further out the worker's memory is closed to every access.
@@ -93,7 +94,11 @@ def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker
             "arguments": _arguments(compiled, values, ranges),
         }
         try:
-            _launch(compiled, request, timeout)
+            try:
+                _launch(compiled, request, timeout)
+            except CompileError as problem:
+                problem.ttir, problem.linalg = compiled.ttir, compiled.linalg
+                raise
             memory.check(compiled, ranges)
             memory.get(ranges)
         except BaseException:
@@ -110,13 +115,16 @@ def _launch(compiled: Compiled, request: dict, timeout: float) -> None:
     live = worker.current()
     reply = worker.call("run", timeout=timeout, **request)
     if reply.get("missing"):
-        worker.call(
+        loaded = worker.call(
             "load",
             key=request["key"],
             name=compiled.kernel,
             linalg=compiled.linalg,
             cache=str(toolchain.cache_root() / "native"),
         )
+        if loaded["keep"] is not None:
+            path, data = loaded["keep"]
+            toolchain.keep(Path(path), data)
         if worker.current() is not live:
             raise RuntimeError("the worker was replaced between loading and launching a kernel")
         worker.call("run", timeout=timeout, **request)

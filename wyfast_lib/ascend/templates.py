@@ -25,6 +25,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -250,7 +251,7 @@ def describe(
     without a toolchain.
     """
     bitcode = library_path(target, core)
-    index = _index_path(bitcode)
+    index = _writable(_index_path(bitcode))
     if not index.exists():
         trace(
             [(template, [])] if arguments is None else [(template, arguments)], target, core
@@ -348,8 +349,6 @@ def trace(calls: list, target: str, core: str) -> list:
     answers = {k: _read(folder / f"{k}.json") for k in dict.fromkeys(keys)}
     missing = {k: c for k, c in zip(keys, calls, strict=False) if answers[k] is None}
     if missing:
-        index.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
         for key, answer in zip(missing, _ask(bitcode, index, list(missing.values())), strict=False):
             answers[key] = answer
             if "signal" not in answer.get("error", ""):  # a process that died may have died of something else
@@ -387,18 +386,18 @@ def _ask(bitcode: Path, index: Path, calls: list) -> list:
         answers += got
         if len(got) < len(rest):
             if done.returncode >= 0:
-                raise WorkerCrashed(f"reading the template library failed:\n{done.stderr[-2000:]}")
+                raise WorkerCrashed(f"reading the template library failed:\n{done.stderr[-2000:]}", "hivm")
             answers.append({"error": f"its body cannot run on this CPU (signal {-done.returncode})"})
     return answers
 
 
 def _run(request: dict) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(toolchain.locate())}
+    env = {**os.environ, "PYTHONPATH": str(toolchain.locate()), "PYTHONUTF8": "1"}
     return subprocess.run(
         [sys.executable, str(_script())],
         input=json.dumps(request),
         env=env,
-        text=True,
+        encoding="utf-8",
         capture_output=True,
         timeout=300,
     )
@@ -406,12 +405,26 @@ def _run(request: dict) -> subprocess.CompletedProcess:
 
 def _read(path: Path) -> dict | None:
     try:
-        return json.loads(path.read_text())
+        answer = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return answer if isinstance(answer, dict) and ("error" in answer or "instructions" in answer) else None
 
 
 def _write(path: Path, answer: dict) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(answer))
-    os.replace(partial, path)
+    toolchain.keep(path, json.dumps(answer).encode())
+
+
+def _writable(index: Path) -> Path:
+    """The index's place in the cache, or where that cannot be written one in a directory of this process."""
+    if index.is_file():
+        return index
+    if toolchain.keep(index.with_suffix(".probe"), b"0"):
+        index.with_suffix(".probe").unlink(missing_ok=True)
+        return index
+    return Path(_own_folder().name) / index.name
+
+
+@cache
+def _own_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="wyfast-templates-")
