@@ -97,7 +97,7 @@ def test_47_a_user_without_home_and_name_has_a_cache_among_temporary_files(tmp_p
     done = in_a_process(code, drop=("HOME", "XDG_CACHE_HOME", "WYFAST_CACHE"), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     if os.getuid() == 0:
-        assert done.stdout.strip() == str(tmp_path / "wyfast-54321")
+        assert Path(done.stdout.strip()).name == "wyfast-54321"
 
 
 @pytest.mark.parametrize("length", [0, 10, 40, 1000])

@@ -343,7 +343,7 @@ def trace(calls: list, target: str, core: str) -> list:
     such template or where its body cannot run here. Raises ToolchainMissing.
     """
     bitcode = library_path(target, core)
-    index = _index_path(bitcode)
+    index = _writable(_index_path(bitcode))
     folder = index.with_suffix(f".{_script_digest()}")  # what the library says, as read by this script
     keys = [hashlib.sha256(json.dumps(c, sort_keys=True).encode()).hexdigest()[:32] for c in calls]
     answers = {k: _read(folder / f"{k}.json") for k in dict.fromkeys(keys)}
