@@ -70,6 +70,8 @@ def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker
     counts = _grid(grid)
     if 0 in counts:
         return
+    lazy = {i: x for i, x in enumerate(values) if isinstance(x, torch.Tensor) and _is_lazy(x)}
+    values = [x.resolve_neg().clone() if i in lazy else x for i, x in enumerate(values)]
     with worker.lock, torch.no_grad():
         ranges = _ranges(compiled, values)
         memory = _Shared.of(worker.current(), sum(r.room for r in ranges.values()) + GUARD)
@@ -82,7 +84,11 @@ def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker
             "arguments": _arguments(compiled, values, ranges),
         }
         _launch(compiled, request, timeout)
+        before = {i: values[i]._version for i in lazy}
         memory.get(compiled, ranges)
+        for i, x in lazy.items():
+            if values[i]._version != before[i]:
+                x.copy_(values[i])
 
 
 def _launch(compiled: Compiled, request: dict, timeout: float) -> None:
@@ -145,6 +151,9 @@ def _check(name: str, kind: str, value) -> None:
             raise TypeError(f"{name}: the kernel was compiled for {kind}, got a tensor of {value.dtype}")
         if value.device.type != "cpu" or value.layout != torch.strided:
             raise ValueError(f"{name}: expected a strided CPU tensor, got {value.layout} on {value.device}")
+        wrapper = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        if wrapper or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise ValueError(f"{name}: expected a tensor with memory, got a {type(value).__name__} wrapper")
         return
     if kind not in SCALARS:
         raise TypeError(f"{name}: a scalar of type {kind} cannot be passed at run time")
@@ -156,6 +165,11 @@ def _check(name: str, kind: str, value) -> None:
         raise TypeError(f"{name}: expected an int for {kind}, got {type(value).__name__}")
     elif not low <= value <= high:
         raise ValueError(f"{name}: {value} does not fit {kind}")
+
+
+def _is_lazy(x) -> bool:
+    """Are the values of x other than what its memory holds: a negated view, or a zero without memory?"""
+    return x.is_neg() or x._is_zerotensor()
 
 
 def _grid(grid) -> tuple[int, int, int]:
