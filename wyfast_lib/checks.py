@@ -166,6 +166,6 @@ def check_scale(scale: float | None, K: int) -> float:
         return K**-0.5
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a real number or None, got {type(scale).__name__}")
-    if not math.isfinite(scale):
+    if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a graph asks when it runs
         raise ValueError(f"scale must be finite, got {scale}")
-    return float(scale)
+    return scale if torch.compiler.is_compiling() else float(scale)

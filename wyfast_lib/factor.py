@@ -99,10 +99,10 @@ def _factor(k, beta, g, chunk_size: int, chunks: Chunks | None, out_dtype: torch
         tiles = (_pad_to_chunks(x.to(dtype), chunk_size, chunks) for x in (k, beta, gate))
         keys, write, gate = (x.transpose(2, 3) for x in tiles)  # [B, n, heads, BT, ...]
         gram = (keys @ keys.mT).repeat_interleave(H // Hg, dim=2)
-        valid = _valid_rows(T, chunk_size, chunks, k.device).unsqueeze(1).unsqueeze(3)  # [n, 1, BT, 1]
+        valid = _valid_rows(T, chunk_size, chunks, k.device)[:, None, :, None]  # [n, 1, BT, 1]
         mask = valid & torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=k.device).tril(-1)
-        decay = (gate.unsqueeze(-1) - gate.unsqueeze(-2)).masked_fill(~mask, -torch.inf).exp()
-        M = (write.unsqueeze(-1) * gram * decay).masked_fill(~mask, 0.0)
+        decay = (gate[..., :, None] - gate[..., None, :]).masked_fill(~mask, -torch.inf).exp()
+        M = (write[..., :, None] * gram * decay).masked_fill(~mask, 0.0)
         A = invert_unit_lower(M).to(out_dtype)
     return _unpad(A.transpose(2, 3), T, chunks)
 
@@ -121,7 +121,7 @@ def invert_unit_lower(M: torch.Tensor) -> torch.Tensor:
 
         def block(x, row, column, blocks=blocks):
             diagonal = x.view(blocks).diagonal(dim1=-6, dim2=-3)  # [..., 2, size, 2, size, n / (2 size)]
-            return diagonal.select(-5, row).select(-3, column).movedim(-1, -3)
+            return diagonal[..., row, :, column, :, :].movedim(-1, -3)
 
         X, Z, C = block(A, 0, 0), block(A, 1, 1), block(M, 1, 0)
         block(A, 1, 0).copy_(-(Z @ (C @ X)))
@@ -199,8 +199,7 @@ def _pad_to_chunks(x: torch.Tensor, BT: int, chunks: Chunks | None) -> torch.Ten
 def _unpad(tiles: torch.Tensor, T: int, chunks: Chunks | None) -> torch.Tensor:
     """[B, n, BT, ...] -> [B, T, ...], contiguous."""
     if chunks is None:
-        x = tiles.flatten(1, 2).narrow(1, 0, T)
-        return x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
+        return tiles.flatten(1, 2)[:, :T].contiguous()
     return tiles.flatten(1, 2)[:, chunks.positions()].contiguous()
 
 

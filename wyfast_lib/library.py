@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from wyfast_lib import backends
-from wyfast_lib.checks import check_upstream
+from wyfast_lib.checks import check_scale, check_upstream
 from wyfast_lib.tensors import is_dispatched
 from wyfast_lib.varlen import Chunks
 
@@ -156,6 +156,7 @@ def chunk_bwd_dv_local_op(
     precision: str | None = None,
 ) -> torch.Tensor:
     """dv [B, T, H, V] of do's dtype; arguments as in `chunk_bwd_dv_local`, checked; backend None picks."""
+    scale = check_scale(scale, k.shape[3])  # a graph may not have known its value
     return _dv_local(q, k, do, g, scale, cu_seqlens, chunk_indices, chunk_size, backend, precision)
 
 

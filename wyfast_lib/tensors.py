@@ -61,6 +61,11 @@ def is_dispatched(*tensors: torch.Tensor | None) -> bool:
     )
 
 
+def at_most_float32(x: torch.Tensor) -> torch.Tensor:
+    """x, rounded to float32 when it is float64: an upstream gradient may be wider than what kernels read."""
+    return x.float() if x.dtype == torch.float64 else x
+
+
 def resolved(x: torch.Tensor | None) -> torch.Tensor | None:
     """x with its values in its memory: a lazily negated view or a lazy zero is copied, another x returned.
 

@@ -25,7 +25,7 @@ import torch
 from wyfast_lib.backends import never_raises
 from wyfast_lib.precision import current as current_precision
 from wyfast_lib.precision import float32_precision as float32_precision  # public here
-from wyfast_lib.tensors import resolved
+from wyfast_lib.tensors import at_most_float32, resolved
 
 MINIMUM_TRITON = (3, 4)
 MAX_WIDTH = 512  # K and V
@@ -166,7 +166,8 @@ def backward(k, v, beta, A, g, dw, du, chunks, precision=None):
     """(dk, dv, dbeta, dg) of the shapes and dtypes of (k, v, beta, g); dg is None when g is."""
     B, T, Hg, K = k.shape
     H, V = v.shape[2:]
-    k, v, beta, A, dw, du = _dense(k), _dense(v), _dense(beta), _dense(A), _dense(dw), _dense(du)
+    k, v, beta, A = _dense(k), _dense(v), _dense(beta), _dense(A)
+    dw, du = _dense(at_most_float32(dw)), _dense(at_most_float32(du))
     dk, dv, db = torch.empty_like(k), torch.empty_like(v), torch.empty_like(beta)
     dg = None
     if g is not None:

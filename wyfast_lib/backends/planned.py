@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from wyfast_lib.backends import ascend_plan as plan
 from wyfast_lib.backends import ascend_plan_dv_local as dv_local_plan
-from wyfast_lib.tensors import resolved
+from wyfast_lib.tensors import at_most_float32, resolved
 
 
 class Planned:
@@ -41,6 +41,7 @@ class Planned:
     def backward(self, k, v, beta, A, g, dw, du, chunks, precision=None):
         """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
         k, v, beta, A, g, dw, du = map(resolved, (k, v, beta, A, g, dw, du))
+        dw, du = at_most_float32(dw), at_most_float32(du)
         launch, *grads = plan.plan_backward(k, v, beta, A, g, dw, du, chunks, self.device())
         self.execute(launch)
         return plan.gradients(*grads)
