@@ -124,13 +124,17 @@ def test_41_two_vmaps_and_a_batch_of_none_work(backend, device):
 
 def test_41_vmap_of_the_other_functions_equals_a_loop(backend, device):
     call = draw(2, 40, 4, 2, device=device)
+
+    def dv(q, do, g):
+        return chunk_bwd_dv_local(q, call.k, do, g, chunk_size=16, backend=backend)
+
     functions = {
         "cumsum": (lambda g: chunk_local_cumsum(g, 16), call.g),
         "factor of k": (lambda k: wy_factor(k, call.beta, call.g, 16), call.k),
         "factor of beta": (lambda b: wy_factor(call.k, b, None, 16), call.beta),
-        "dv of q": (lambda q: chunk_bwd_dv_local(q, call.k, call.du, call.g, chunk_size=16, backend=backend), call.k),
-        "dv of do": (lambda d: chunk_bwd_dv_local(call.k, call.k, d, chunk_size=16, backend=backend), call.du),
-    }  # fmt: skip
+        "dv of q": (lambda q: dv(q, call.du, call.g), call.k),
+        "dv of do, no gate": (lambda do: dv(call.k, do, None), call.du),
+    }
     for name, (function, x) in functions.items():
         many = several(x)
         for found, one in zip(vmap(function)(many), many, strict=True):

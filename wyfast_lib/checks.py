@@ -99,7 +99,7 @@ def warn_if_heads_first(name: str, T: int, H: int, cu_seqlens: object = None) ->
     warnings.warn(
         f"{name} has T = {T} tokens and H = {H} heads: the expected order is [B, T, H, ...], time before "
         f"heads. If it is [B, H, T, ...], pass {name}.transpose(1, 2)",
-        stacklevel=level - 1,
+        stacklevel=level,
     )
 
 

@@ -79,6 +79,10 @@ class WyFastFunction(torch.autograd.Function):
             dk, dv, dbeta, dg = _DifferentiableOnce.apply(4, dk, dv, dbeta, dg, k, v, beta, g, dw, du)
         return dk, dv, dbeta, None, None if g is None else dg, None, None, None, None, None
 
+
+class _Transformed(WyFastFunction):
+    """`WyFastFunction` inside a functorch transform; torch.compile takes no class with a `jvp`."""
+
     @staticmethod
     def jvp(ctx, *_):
         """There is none."""
@@ -88,7 +92,7 @@ class WyFastFunction(torch.autograd.Function):
         )
 
 
-class _Eager(WyFastFunction):
+class _Eager(_Transformed):
     """`WyFastFunction` in the older form that functorch cannot take: a call costs 10 us less of host time."""
 
     @staticmethod
@@ -123,8 +127,8 @@ def wy_fast(
 
     torch.func.grad and torch.func.vmap work (packed rows are run one by one under vmap); forward-mode
     derivatives do not. A graph of torch.compile keeps the backend and the float32 precision that it was
-    traced with; what the backend refuses is refused when the graph runs. Meta and fake tensors give shapes
-    and dtypes.
+    traced with; what the backend refuses is refused when the graph runs; compile inside torch.func.grad, not
+    around it. Meta and fake tensors give shapes and dtypes.
 
     Args:
         k: [B, T, Hg, K] keys; L2-normalise them, else A grows without bound (see `wy_factor`).
@@ -169,6 +173,7 @@ def wy_fast(
         needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         backends.pick(k.device.type, backend).check_call(*inputs, chunks, needs_grad)
     table = (None, None) if chunks is None else (chunks.cu_seqlens, chunks.indices)
-    transformed = compiling or torch._C._are_functorch_transforms_active()
-    function = WyFastFunction if transformed else _Eager
+    if compiling:
+        return WyFastFunction.apply(*inputs, *table, backend, mode)
+    function = _Transformed if torch._C._are_functorch_transforms_active() else _Eager
     return function.apply(*inputs, *table, backend, mode)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from wyfast_lib.backends import setting
 
 MODES = ("ieee", "tf32")
 VARIABLE = "WYFAST_FLOAT32_PRECISION"
@@ -22,7 +23,7 @@ def float32_precision(mode: str) -> Iterator[None]:
     The environment variable WYFAST_FLOAT32_PRECISION sets it for a process; the context manager wins.
 
     A graph of torch.compile keeps the mode that it was traced under; called under another mode of this
-    context manager it is traced again, the environment variable is read when it is traced. Only the cuda
+    context manager it is traced again, the environment variable is read once a trace. Only the cuda
     backend has such products: torch obeys torch's own setting (`torch.set_float32_matmul_precision`), the
     Ascend kernels are always IEEE.
 
@@ -42,7 +43,7 @@ def current() -> str:
     """The mode that a call of this thread gets now; ValueError when WYFAST_FLOAT32_PRECISION is no mode."""
     mode = getattr(_asked, "mode", None)
     if mode is None:
-        mode = os.environ.get(VARIABLE) or "ieee"
+        mode = setting(VARIABLE) or "ieee"
         check_mode(mode, VARIABLE)
     return mode
 

@@ -18,6 +18,8 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
+from torch.compiler import assume_constant_result
+
 # Which backend a device gets unless the caller names one. Devices not listed get `torch`.
 DEFAULT = {"cpu": "torch", "cuda": "cuda", "npu": "ascend"}
 NAMES = ("torch", "cuda", "ascend", "lowered")
@@ -55,6 +57,12 @@ def availability() -> dict[str, tuple[bool, str]]:
     return {name: load(name).available() for name in NAMES}
 
 
+@assume_constant_result  # else a graph is traced again after some changes and not after others
+def setting(name: str) -> str | None:
+    """An environment variable; a graph of torch.compile keeps the value that it was traced with."""
+    return os.environ.get(name)
+
+
 def choose(device_type: str, requested: str | None = None) -> str:
     """The name of the backend for such a device: `requested`, else WYFAST_BACKEND, else the device's own.
 
@@ -63,7 +71,7 @@ def choose(device_type: str, requested: str | None = None) -> str:
     """
     name, source = requested, "backend"
     if requested is None:
-        name, source = os.environ.get("WYFAST_BACKEND") or DEFAULT.get(device_type, "torch"), "WYFAST_BACKEND"
+        name, source = setting("WYFAST_BACKEND") or DEFAULT.get(device_type, "torch"), "WYFAST_BACKEND"
     if name not in NAMES:
         raise ValueError(f"{source} must be one of {NAMES}, got {name!r}")
     return name
