@@ -174,6 +174,9 @@ def _check(name: str, kind: str, value) -> None:
             raise TypeError(f"{name}: the kernel was compiled for {kind}, got a tensor of {value.dtype}")
         if value.device.type != "cpu" or value.layout != torch.strided:
             raise ValueError(f"{name}: expected a strided CPU tensor, got {value.layout} on {value.device}")
+        wrapper = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        if wrapper or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise ValueError(f"{name}: expected a tensor with memory, got a {type(value).__name__} wrapper")
         return
     if kind not in SCALARS:
         raise TypeError(f"{name}: a scalar of type {kind} cannot be passed at run time")
