@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,8 @@ import torch
 from wyfast_lib import backends
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`, also from folders below this one
+
+from support import only
 
 # The same examples in every run: a red pipeline can be repeated. `--hypothesis-profile=explore` searches on.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40, database=None)
@@ -41,9 +44,15 @@ def runnable(name: str) -> bool:
     return found and backends.load(name).available()[0]
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "on_cpu: only for backends that take CPU tensors")
+
+
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--backends").split(",")
+        if metafunc.definition.get_closest_marker("on_cpu"):
+            asked = [name for name in asked if DEVICES[name] == "cpu"]
         metafunc.parametrize("backend", [name for name in asked if runnable(name)])
 
 
@@ -59,6 +68,14 @@ def pytest_collection_modifyitems(items):
             if seen[item.originalname] % 7:
                 item.add_marker("gate")
             seen[item.originalname] += 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that is given a backend asks it, and never computes on another one under its name."""
+    backend = pyfuncitem.funcargs.get("backend")
+    with only(backend) if backend else nullcontext():
+        return (yield)
 
 
 @pytest.fixture

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
+import refusals
 import torch
+from refusals import Refusal
 
-from wyfast_lib import backends, prepare_chunks, wy_fast
+from wyfast_lib import backends, chunk_bwd_dv_local, prepare_chunks, wy_fast
 from wyfast_lib.inputs import Shape, make_inputs
 from wyfast_lib.reference import wy_adjoint_reference, wy_fast_reference
 from wyfast_lib.testing import error_ratio, tolerance
@@ -64,18 +70,22 @@ def draw(
 
 
 def run(call: Call, backend: str) -> dict[str, torch.Tensor]:
-    """w, u and, unless gk is given, dk, dv, dbeta, dg of the operator.
+    """w, u and, unless gk is given, dk, dv, dbeta, dg of the operator: all that the backend does not refuse.
 
-    A call that the backend refuses is skipped with the reason; the torch backend may refuse nothing.
+    What the table of refusals names must be refused (it is asserted here): then the results are w and u alone
+    where only the backward is refused, else none. Any other call must run.
     """
-    module = backends.pick(call.k.device.type, backend)
     needs_grad = call.gk is None
-    try:
-        module.check_call(*(getattr(call, n) for n in INPUTS), call.chunks, needs_grad)
-    except (ValueError, NotImplementedError, RuntimeError) as limit:
-        if backend == "torch":
-            raise
-        pytest.skip(f"{backend}: {limit}")
+    if refused := refusals_of(call, backend, needs_grad):
+        assert_refused(lambda: operate(call, backend, needs_grad), backend, refused)
+        if not needs_grad or refusals_of(call, backend, False):
+            return {}
+        needs_grad = False
+    return operate(call, backend, needs_grad)
+
+
+def operate(call: Call, backend: str, needs_grad: bool) -> dict[str, torch.Tensor]:
+    """The results of `wy_fast`; with its gradients for dw and du when they are asked for."""
     leaves = {n: x for n in INPUTS if (x := getattr(call, n)) is not None}
     leaves = {n: x.detach().requires_grad_(needs_grad and n in GRADIENTS.values()) for n, x in leaves.items()}
     w, u = wy_fast(**leaves, cu_seqlens=call.chunks, backend=backend)
@@ -85,6 +95,89 @@ def run(call: Call, backend: str) -> dict[str, torch.Tensor]:
         gradients = torch.autograd.grad((w, u), list(wanted.values()), (call.dw, call.du))
         results.update(zip(wanted, gradients, strict=True))
     return results
+
+
+def refusals_of(call: Call, backend: str, needs_grad: bool) -> list[Refusal]:
+    """The rows of the table that refuse this call on this machine."""
+    tensors = {n: getattr(call, n) for n in INPUTS}
+    facts = refusals.facts(refusals.WY_FAST, tensors, call.A.shape[3], call.chunks, needs_grad)
+    return refusals.rows(facts, refusals.machine(backend))
+
+
+def run_dv_local(
+    q, k, do, g=None, scale=None, cu_seqlens=None, *, chunk_size=64, backend: str
+) -> torch.Tensor | None:
+    """`chunk_bwd_dv_local`, held to the table of refusals like `run`; None where it is refused."""
+    chunks = cu_seqlens
+    if isinstance(cu_seqlens, torch.Tensor):
+        chunks = prepare_chunks(cu_seqlens, chunk_size)
+    facts = refusals.facts(refusals.DV_LOCAL, {"q": q, "k": k, "do": do, "g": g}, chunk_size, chunks)
+
+    def call():
+        return chunk_bwd_dv_local(q, k, do, g, scale, cu_seqlens, chunk_size=chunk_size, backend=backend)
+
+    if refused := refusals.rows(facts, refusals.machine(backend)):
+        assert_refused(call, backend, refused)
+        return None
+    return call()
+
+
+CHECKS = ("check_call", "check_dv_local")
+COMPUTE = ("forward", "backward", "dv_local", "execute")  # all that a backend runs anything through
+
+
+def assert_refused(call: Callable[[], object], backend: str, rows: list[Refusal]) -> None:
+    """The call raises what one of the rows says, in its very type, and nothing of the backend ran before."""
+    module, ran = backends.load(backend), []
+    with ExitStack() as patches:
+        if not all(row.late for row in rows):
+            for name in COMPUTE:
+                if hasattr(module, name):
+                    spy = lambda *_, name=name: ran.append(name)  # noqa: E731
+                    patches.enter_context(mock.patch.object(module, name, spy))
+        with pytest.raises(Exception) as raised:
+            call()
+    error, expected = raised.value, [(row.kind.__name__, row.message) for row in rows]
+    assert not ran, f"{ran} ran before {error!r}"
+    named = [row for row in rows if type(error) is row.kind and re.search(row.message, str(error))]
+    assert named, f"{error!r} is none of {expected}"
+
+
+@contextmanager
+def only(backend: str) -> Iterator[None]:
+    """Inside, `backend` is asked for something and no other one computes; AssertionError on leaving if not.
+
+    An error where it happens may be swallowed by a test that expects one, so it is raised again at the end.
+    """
+    asked, strangers = [], []
+
+    def forbidden(name, function):
+        def stranger(*_):
+            strangers.append(f"{name}.{function}")
+            raise AssertionError(f"{name}.{function} ran in a test of {backend!r}")
+
+        return stranger
+
+    def counted(right):
+        def count(*arguments):
+            asked.append(right)
+            return right(*arguments)
+
+        return count
+
+    with ExitStack() as patches:
+        for name in backends.NAMES:
+            module = backends.load(name)
+            for function in (*CHECKS, *COMPUTE):
+                if (right := getattr(module, function, None)) is None:
+                    continue
+                if name == backend:
+                    patches.enter_context(mock.patch.object(module, function, counted(right)))
+                elif function in COMPUTE:
+                    patches.enter_context(mock.patch.object(module, function, forbidden(name, function)))
+        yield
+    assert not strangers, f"{strangers} ran in a test of {backend!r}"
+    assert asked, f"a test of {backend!r} never asked it for anything"
 
 
 def reference(call: Call) -> dict[str, torch.Tensor]:
@@ -110,10 +203,16 @@ def assert_equal(results: dict, expected: dict, call: Call) -> None:
         assert error <= limit, f"{name}: error ratio {error:.3g} is over {limit:.3g}"
 
 
-def check(call: Call, backend: str) -> dict[str, torch.Tensor]:
-    """Run the call and compare everything with the reference; returns the results."""
-    results = run(call, backend)
-    assert_equal(results, reference(call), call)
+def check(call: Call, backend: str, stored: Call | None = None) -> dict[str, torch.Tensor]:
+    """Run the call and compare all that the backend does not refuse with the reference; returns the results.
+
+    stored: the same call in other memory, to be run in its place.
+    """
+    results, expected = run(stored or call, backend), reference(call)
+    if refusals_of(call, backend, call.gk is None):  # then `run` has seen the refusal, and gave what is left
+        forward = not refusals_of(call, backend, False)
+        expected = {n: expected[n] for n in ("w", "u") if forward}
+    assert_equal(results, expected, call)
     return results
 
 

@@ -74,11 +74,10 @@ def test_04_a_padded_tail_against_a_large_gate(backend, device, T, dtype, packed
     assert all(x.isfinite().all() for x in results.values())
 
 
+@pytest.mark.on_cpu  # to reserve memory without touching it; tests/gpu fills a card
 @pytest.mark.parametrize("cu", [None, [0, 20, 40]])
-def test_05_an_element_past_two_to_the_31(device, backend, cu):
+def test_05_an_element_past_two_to_the_31(backend, cu):
     """Keys and values in a store of more than 2^31 elements, of which only the tokens' pages are touched."""
-    if device != "cpu":
-        pytest.skip("reserving without touching is a matter of the host's memory")
     call = draw(1, 40, 1, 1, 8, 8, cu=cu, dtype=torch.bfloat16)
     step = 2**31 // 38
     torch.use_deterministic_algorithms(False)  # filling 4 GiB with NaN would touch it all
@@ -138,7 +137,7 @@ def test_09_odd_widths_with_nan_past_them(backend, device, K, V, dtype):
         wide[..., : x.shape[3]] = x
         return wide[..., : x.shape[3]]
 
-    assert_equal(run(call.map(narrow), backend), reference(call), call)
+    check(call, backend, call.map(narrow))
 
 
 @pytest.mark.grid
@@ -229,11 +228,14 @@ def test_18_seventy_thousand_heads_and_rows(backend, device):
 
 def test_18_seventy_thousand_chunks(backend, device):
     call = draw(1, 70_000, 1, 1, 2, 2, cu=list(range(70_001)), device=device)
-    results = run(call, backend)  # one token a sequence: A = 1
-    scale = call.beta[..., None] * call.g.exp()[..., None]
     assert call.chunks.num_chunks == 70_000
-    assert error_ratio(results["w"], (scale * call.k).cpu()) <= TOLERANCE[torch.float32]
-    assert error_ratio(results["dv"], (call.beta[..., None] * call.du).cpu()) <= TOLERANCE[torch.float32]
+    read, write = (call.beta * call.g.exp())[..., None], call.beta[..., None]
+    along = (call.dw * call.k).sum(-1) * call.g.exp()
+    expected = {  # one token a sequence: A = 1
+        "w": read * call.k, "u": write * call.v, "dk": read * call.dw, "dv": write * call.du,
+        "dbeta": along + (call.du * call.v).sum(-1), "dg": call.beta * along,
+    }  # fmt: skip
+    assert_equal(run(call, backend), {n: x.cpu() for n, x in expected.items()}, call)
 
 
 @pytest.fixture
@@ -406,7 +408,7 @@ def test_30_float32_is_not_tensorfloat(backend, device, K):
 
 
 def test_30_tensorfloat_rounding_would_be_noticed():
-    """Ten bits of mantissa on one operand of one product are over the limit a hundred times."""
+    """Ten bits of mantissa on one operand of one product are over the limit more than fifty times."""
     call = draw(2, 130, 4, 2, 64, 64, 64)
     rounded = ((call.k.view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
     w, _ = wy_fast(rounded, call.v, call.beta, call.A, call.g)
