@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from support import assert_bitwise, assert_equal, check, draw, reference, run
+from support import assert_bitwise, assert_equal, check, draw, operate, reference, run
 
 from wyfast_lib import backends, prepare_chunks, wy_fast
 from wyfast_lib.testing import error_ratio
@@ -98,7 +98,7 @@ def test_smaller_tiles_are_chosen_where_shared_memory_is_small(portable, monkeyp
         call = draw(B=1, T=BT + 7, H=2, Hg=1, K=256, V=512, BT=BT, dtype=dtype, device="cuda")
         if (limit, BT) == (48, 128):  # A alone is 32 KiB: no tile fits, and the message says so
             with pytest.raises(RuntimeError, match=str(limit << 10)):
-                run(call, "cuda")
+                operate(call, "cuda", True)
         else:
             check(call, "cuda")
 
@@ -108,7 +108,7 @@ def test_an_impossible_shared_memory_limit_is_named(portable, monkeypatch):
     tiny = type(device)(**{**vars(device), "shared_memory": 1024})
     monkeypatch.setattr(portable, "_device", lambda index: tiny)
     with pytest.raises(RuntimeError, match="1024"):
-        run(draw(T=64, BT=64, K=64, V=64, device="cuda"), "cuda")
+        operate(draw(T=64, BT=64, K=64, V=64, device="cuda"), "cuda", True)
 
 
 def huge(T, H, K, V, dtype=torch.bfloat16):

@@ -54,6 +54,11 @@ class MemoryOverflowError(CompileError):
         self.constexprs, self.notes = dict(constexprs), list(notes)
         super().__init__(self._describe(), "hivm")
 
+    def __reduce__(self):
+        """Made again from its own arguments, so that it crosses to another process."""
+        parts = self.kernel, self.target, self.space, self.required, self.available, self.constexprs, self.notes
+        return type(self), parts, {"ttir": self.ttir, "linalg": self.linalg}
+
     def _describe(self) -> str:
         sizes = {
             name: value
