@@ -56,7 +56,8 @@ class MemoryOverflowError(CompileError):
 
     def __reduce__(self):
         """Made again from its own arguments, so that it crosses to another process."""
-        parts = self.kernel, self.target, self.space, self.required, self.available, self.constexprs, self.notes
+        sizes = self.required, self.available
+        parts = self.kernel, self.target, self.space, *sizes, self.constexprs, self.notes
         return type(self), parts, {"ttir": self.ttir, "linalg": self.linalg}
 
     def _describe(self) -> str:

@@ -419,7 +419,7 @@ def _adopt(request: dict) -> None:
 
 
 def _import_from_source() -> None:
-    """Let no module outside of installed packages come from its .pyc: that is stale for a second after an edit."""
+    """Take no module of the user's from its .pyc: that is stale for a second after an edit."""
     external = importlib._bootstrap_external
     cached = external.cache_from_source
 

@@ -60,7 +60,7 @@ def setting(name: str) -> str | None:
     return os.environ.get(name)
 
 
-# What torch.compiler.assume_constant_result does, which imports torch's compiler, and with it triton, to do it.
+# What torch.compiler.assume_constant_result does, which imports torch's compiler, and with it triton, for it.
 # Without it a graph is traced again after some changes of the environment and not after others.
 setting._dynamo_marked_constant = True
 
