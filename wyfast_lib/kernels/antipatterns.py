@@ -38,9 +38,9 @@ def chunk_decay_kernel(
     IS_VARLEN: tl.constexpr,
     MISTAKE: tl.constexpr,
 ):
-    """y = exp(g_last - g_t), g_last the gate at the last token of t's chunk; g, y [B, HV, T] or packed [HV, T].
+    """y = exp(g_last - g_t), g_last the gate at the last token of t's chunk; g, y [B, HV, T], packed [HV, T].
 
-    One task per chunk and head. MISTAKE "" is right; each of the others breaks one rule of the gate's pointer:
+    One task per chunk and head. MISTAKE "" is right; the others break one rule of the gate's pointer each:
     "old pointer" (that of storage [B, T, HV]), "local length" (in the head's offset), "storage bound" (the
     storage's length as the sequence's), "absolute offset" (the sequence's start counted twice), "other mode"
     (the packed base in a dense call, the dense base in a packed one), "first task's base" (kept for the later
@@ -108,8 +108,8 @@ def reshaped_tile_kernel(x, y, BT: tl.constexpr, BC: tl.constexpr, BV: tl.conste
     """y [BC, BV] = rows BC to 2 BC of x [BT, BV], by way of tl.reshape(x, [2, BC, BV]).
 
     TAKE: how the second sub-tile is taken out of the reshaped tile: "index", "split" (after a permute), "sum"
-    (over a masked axis). Two ways do without the reshape: "slice" (tl.extract_slice, of triton-ascend only) and
-    "load" (a load of its own).
+    (over a masked axis). Two ways do without the reshape: "slice" (tl.extract_slice, in triton-ascend only)
+    and "load" (a load of its own).
     """
     s = tl.arange(0, BC)
     c = tl.arange(0, BV)
