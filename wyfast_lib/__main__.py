@@ -18,7 +18,7 @@ COMMANDS = {
     "doctor": ("wyfast_lib.doctor", "what works on this machine, with a numeric check of each backend"),
     "notebooks": ("wyfast_lib.notebooks", "execute the notebooks in order"),
     "bench": ("wyfast_lib.bench", "measure the operator on this machine"),
-    "profile": ("wyfast_lib.profiling", "profile the operator on this machine"),
+    "profile": ("wyfast_lib.profile.cli", "where a kernel's time goes, measured or modelled"),
     "ascend": ("wyfast_lib.ascend.cli", "the Ascend compiler without an NPU: install, compile, audit"),
 }
 

@@ -68,12 +68,13 @@ def figures_directory() -> Path:
     return project_root() / (os.environ.get("WYFAST_FIGURES") or "build/figures")
 
 
-def save_figure(fig, name: str) -> list[Path]:
+def save_figure(fig, name: str, folder: Path | None = None) -> list[Path]:
     """Write `fig` as NAME.svg and NAME.png into `figures_directory()`: the same bytes for the same data.
 
     Args:
         fig: a matplotlib Figure.
         name: a plain file stem, e.g. "unnormalised_keys".
+        folder: another place for a figure that is not the workbook's.
 
     Returns:
         The two paths, SVG first.
@@ -85,7 +86,7 @@ def save_figure(fig, name: str) -> list[Path]:
         raise ValueError(f"name must be a plain file stem such as 'state_memory', got {name!r}")
     import matplotlib
 
-    folder = figures_directory()
+    folder = figures_directory() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     fixed = {key: value for key, value in style().items() if key.startswith(("svg.", "savefig."))}

@@ -42,9 +42,11 @@ def execute(launch: plan.Launch) -> None:
     run(compiled(launch), launch.args, launch.grid)
 
 
-def device() -> plan.Device:
-    """The target with its number of AI cores, asked of the compiler's own description of the chip."""
-    return _device(target())
+def device(name: str | None = None) -> plan.Device:
+    """The target (`target()`, or the named one) with its number of AI cores, asked of the compiler's own
+    description of the chip.
+    """
+    return _device(name or target())
 
 
 @functools.cache
