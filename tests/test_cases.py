@@ -175,7 +175,7 @@ def test_11_the_gate_is_in_natural_log(backend, device):
     assert error_ratio(results["w"], (call.g.exp()[..., None] * run(plain, backend)["w"]).cpu()) <= 1e-6
     inner = (call.dw * results["w"]).sum(-1)
     for s, e in ((0, 16), (16, 32), (32, 40)):
-        dg, expected = results["dg"][:, s:e].double(), inner[:, s:e].double().sum(1).cpu()
+        dg, expected = results["dg"][:, s:e].double().cpu(), inner[:, s:e].double().sum(1).cpu()
         # dg cancels in its sum, so a float32 backend's rounding is measured by the terms, not by what is left
         # of them; a stray ln 2 would be off by 0.3 of the sum.
         terms = dg.abs().sum(1) if backend != "torch" else expected.abs()

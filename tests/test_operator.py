@@ -235,12 +235,6 @@ def test_meta_tensors_get_shapes_forward_and_backward():
     assert all(x.is_meta for x in results.values())
 
 
-def test_functorch_transforms_are_refused_with_pytorchs_own_message():
-    call = draw()
-    with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.vmap(lambda k: wy_fast(k, call.v, call.beta, call.A, call.g)[0])(call.k[None])
-
-
 def test_the_environment_variable_forces_a_backend(monkeypatch):
     call = draw()
     monkeypatch.setenv("WYFAST_BACKEND", "nonsense")

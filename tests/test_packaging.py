@@ -7,12 +7,14 @@ import pytest
 import yaml
 
 import wyfast_lib
+import wyfast_lib.ascend.toolchain
 
 tomllib = pytest.importorskip("tomllib", reason="in the standard library since Python 3.11")
 
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.+]*)(?: *; *(.+))?$")
 PYTHON = "3.11"
+TOOLCHAIN = "wyfast_lib/ascend/requirements-ascend.txt"  # package data, so that an installed package has it
 
 
 def read(name: str) -> str:
@@ -69,12 +71,19 @@ def test_torch_and_triton_are_the_pair_that_belongs_together():
 
 
 def test_the_ascend_toolchain_is_pinned_in_its_own_file_only():
-    ascend = pins("requirements-ascend.txt")
+    assert lines("requirements-ascend.txt") == [f"-r {TOOLCHAIN}"]
+    ascend = pins(TOOLCHAIN)
     assert "triton-ascend" in ascend and "ascendnpu-ir" in ascend
     assert not {"torch", "triton"} & set(ascend)
     for name in ("requirements.txt", "environment.yml", "pyproject.toml"):
         requirements = "\n".join(line.partition("#")[0] for line in read(name).splitlines())
         assert "triton-ascend" not in requirements and "triton_ascend" not in requirements, name
+
+
+def test_the_pins_of_the_toolchain_are_package_data():
+    data = project()["tool"]["setuptools"]["package-data"]["wyfast_lib"]
+    assert TOOLCHAIN.removeprefix("wyfast_lib/") in data
+    assert tuple(lines(TOOLCHAIN)) == wyfast_lib.ascend.toolchain.pins()
 
 
 def test_the_environment_holds_every_package_of_the_extras():
@@ -143,7 +152,7 @@ def test_the_version_is_written_once():
 def test_the_package_is_typed_and_licensed():
     declared = project()
     assert (ROOT / "wyfast_lib" / "py.typed").exists()
-    assert declared["tool"]["setuptools"]["package-data"]["wyfast_lib"] == ["py.typed"]
+    assert declared["tool"]["setuptools"]["package-data"]["wyfast_lib"][0] == "py.typed"
     assert declared["project"]["license"] == "MIT" and read("LICENSE").startswith("MIT License")
 
 

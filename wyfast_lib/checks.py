@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
+import warnings
 
 import torch
 
-from wyfast_lib.varlen import CHUNK_SIZES, ChunkTable, check_chunk_size, resolve_chunks
+from wyfast_lib.tensors import PLAIN, is_wrapper
+from wyfast_lib.varlen import CHUNK_SIZES, Chunks, ChunkTable, check_chunk_size, resolve_chunks
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -20,6 +23,11 @@ def check_tensor(name: str, x: object, shape: str, rank: int) -> None:
         raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, got {x.dtype}")
     if x.is_nested or x.layout != torch.strided:
         raise TypeError(f"{name} must be dense and strided, got {x.layout}, nested: {x.is_nested}")
+    if type(x) not in PLAIN and is_wrapper(x):
+        raise TypeError(
+            f"{name} must be a plain torch.Tensor, got the wrapper {type(x).__name__}, whose values are not "
+            "in its own memory: pass the tensor inside it (of a DTensor: to_local())"
+        )
     if x.dim() != rank:
         raise ValueError(f"{name} must have shape {shape}, got {list(x.shape)}")
 
@@ -64,6 +72,37 @@ def check_keys_and_gates(
     return B, T, H, Hg, K
 
 
+def check_upstream(dw: torch.Tensor, du: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check upstream gradients dw [B, T, H, K] and du [B, T, H, V] against checked k and v.
+
+    Any floating dtype: a gradient may be of another one than its output. Autograd checks them for a call of
+    its own, but not for an adapter, a wrapper or a registered operator.
+    """
+    (B, T, H, V), K = v.shape, k.shape[3]
+    check_tensor("dw", dw, "[B, T, H, K]", 4)
+    check_tensor("du", du, "[B, T, H, V]", 4)
+    check_shape("dw", dw, "[B, T, H, K]", (B, T, H, K))
+    check_shape("du", du, "[B, T, H, V]", (B, T, H, V))
+    check_same_device(k=k, dw=dw, du=du)
+
+
+def warn_if_heads_first(name: str, T: int, H: int, cu_seqlens: object = None) -> None:
+    """Warn, once a line of the caller's, about a tensor that looks like [B, H, T, ...]: 1 < T < H.
+
+    A single token is a decoding step, and offsets of packed sequences have said already where T is.
+    """
+    if torch.compiler.is_compiling() or cu_seqlens is not None or not 1 < T < H:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("wyfast_lib", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"{name} has T = {T} tokens and H = {H} heads: the expected order is [B, T, H, ...], time before "
+        f"heads. If it is [B, H, T, ...], pass {name}.transpose(1, 2)",
+        stacklevel=level,
+    )
+
+
 def check_wy_fast(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -72,8 +111,8 @@ def check_wy_fast(
     g: torch.Tensor | None,
     gk: torch.Tensor | None,
     cu_seqlens: torch.Tensor | ChunkTable | None,
-) -> ChunkTable | None:
-    """Check all arguments of `wy_fast`; return the chunk table, or None when the sequences are dense."""
+) -> Chunks | None:
+    """Check all arguments of `wy_fast`; return the chunks, or None when the sequences are dense."""
     check_tensor("v", v, "[B, T, H, V]", 4)
     check_tensor("A", A, "[B, T, H, BT]", 4)
     B, T, H, Hg, K = check_keys_and_gates(k, beta, g)
@@ -88,6 +127,7 @@ def check_wy_fast(
         check_tensor("gk", gk, "[B, T, Hg, K]", 4)
         check_shape("gk", gk, "[B, T, Hg, K]", (B, T, Hg, K))
     check_same_device(k=k, v=v, beta=beta, A=A, g=g, gk=gk)
+    warn_if_heads_first("v", T, H, cu_seqlens)
     return resolve_chunks(cu_seqlens, BT, k, "k")
 
 
@@ -99,8 +139,8 @@ def check_dv_local(
     scale: float | None,
     cu_seqlens: torch.Tensor | ChunkTable | None,
     chunk_size: int,
-) -> tuple[float, ChunkTable | None]:
-    """Check all arguments of `chunk_bwd_dv_local`; return the scale and the chunk table (None when dense)."""
+) -> tuple[float, Chunks | None]:
+    """Check all arguments of `chunk_bwd_dv_local`; return the scale and the chunks (None when dense)."""
     check_tensor("q", q, "[B, T, Hg, K]", 4)
     check_tensor("k", k, "[B, T, Hg, K]", 4)
     check_tensor("do", do, "[B, T, H, V]", 4)
@@ -116,6 +156,7 @@ def check_dv_local(
         check_shape("g", g, "[B, T, H]", (B, T, H))
     check_same_device(q=q, k=k, do=do, g=g)
     check_chunk_size(chunk_size)
+    warn_if_heads_first("do", T, H, cu_seqlens)
     return check_scale(scale, K), resolve_chunks(cu_seqlens, chunk_size, k, "k")
 
 
@@ -125,6 +166,6 @@ def check_scale(scale: float | None, K: int) -> float:
         return K**-0.5
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a real number or None, got {type(scale).__name__}")
-    if not math.isfinite(scale):
+    if not torch.compiler.is_compiling() and not math.isfinite(scale):  # a graph asks when it runs
         raise ValueError(f"scale must be finite, got {scale}")
-    return float(scale)
+    return scale if torch.compiler.is_compiling() else float(scale)

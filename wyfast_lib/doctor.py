@@ -22,6 +22,16 @@ from wyfast_lib.version import __version__
 PACKAGES = ("torch", "triton", "triton-ascend", "torch-npu", "numpy", "matplotlib", "jupyterlab", "nbmake")
 CHECK_DTYPES = ("float32", "bfloat16")
 CHECK_SHAPE = {"B": 1, "T": 160, "H": 4, "Hg": 2, "K": 64, "V": 64, "BT": 64}  # ragged: 160 = 64 + 64 + 32
+TF32_LIMIT = 2e-3  # float32 on cuda with WYFAST_FLOAT32_PRECISION=tf32, about 3e-4
+VARIABLES = {
+    "WYFAST_ASCEND_TOOLCHAIN",
+    "WYFAST_BACKEND",
+    "WYFAST_CACHE",
+    "WYFAST_COMMIT",
+    "WYFAST_FIGURES",
+    "WYFAST_FLOAT32_PRECISION",
+    "WYFAST_LOWERED_TARGET",
+}
 OWN_DEVICE = {"cuda": "cuda", "ascend": "npu", "lowered": "cpu"}  # the torch backend runs on all of them
 
 
@@ -34,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; 0 when torch imports and every numeric check passed, else 1."""
+    """Run the command; 0 when torch imports, every check passed and every WYFAST_* variable fits, else 1."""
     if args.npu_report:
         from wyfast_lib import npu_report
 
@@ -59,6 +69,7 @@ def examine() -> dict:
         "imports": {},
         "devices": {},
         "backends": [],
+        "settings": [],
     }
     for module in ("torch", "triton", "torch_npu"):
         if module == "torch" or report["packages"][module.replace("_", "-")] or module in sys.modules:
@@ -70,8 +81,10 @@ def examine() -> dict:
         report["devices"] = devices or {"cpu": f"only the CPU: {problem}"}
         names, _ = attempt(lambda: importlib.import_module("wyfast_lib.backends").NAMES)
         report["backends"] = [examine_backend(name, report["devices"]) for name in names or ()]
+        report["settings"] = setting_problems(report)
     checks = [check for backend in report["backends"] for check in backend["checks"]]
-    report["ok"] = torch_works and bool(checks) and all(check["passed"] for check in checks)
+    passed = bool(checks) and all(check["passed"] for check in checks)
+    report["ok"] = torch_works and passed and not report["settings"]
     report["hints"] = hints(report)
     return report
 
@@ -102,6 +115,28 @@ def examine_backend(name: str, devices: dict[str, str]) -> dict:
     return {"name": name, "available": available, "reason": reason, "checks": checks}
 
 
+def setting_problems(report: dict) -> list[str]:
+    """What is wrong with the caller's WYFAST_* variables: each line is a reason not to be well."""
+    found, backends = [], {backend["name"]: backend for backend in report["backends"]}
+    forced, toolchain = (os.environ.get(name) for name in ("WYFAST_BACKEND", "WYFAST_ASCEND_TOOLCHAIN"))
+    if forced and forced not in backends:
+        found.append(f"WYFAST_BACKEND={forced}: every call raises, it must be one of {', '.join(backends)}")
+    elif forced and not backends[forced]["available"]:
+        found.append(f"WYFAST_BACKEND={forced}: every call raises, {backends[forced]['reason']}")
+    elif forced and not backends[forced]["checks"]:
+        found.append(f"WYFAST_BACKEND={forced}: nothing could be checked, it has no device here")
+    if toolchain and "lowered" in backends and not backends["lowered"]["available"]:
+        found.append(f"WYFAST_ASCEND_TOOLCHAIN={toolchain}: {backends['lowered']['reason']}")
+    _, problem = attempt(lambda: importlib.import_module("wyfast_lib.precision").current())
+    if problem:
+        found.append(f"every call raises {problem}")
+    target = os.environ.get("WYFAST_LOWERED_TARGET")
+    if target and "lowered" in backends and backends["lowered"]["available"]:
+        _, problem = attempt(lambda: importlib.import_module("wyfast_lib.backends.lowered").device())
+        found += [f"WYFAST_LOWERED_TARGET={target}: {problem}"] if problem else []
+    return found
+
+
 def run_check(backend: str, device: str, dtype: str) -> dict:
     """One forward and backward against the float64 reference.
 
@@ -128,7 +163,7 @@ def self_check(backend: str, device: str, dtype: str) -> tuple[dict[str, float],
     """Error ratios of w, u, dk, dv, dbeta and dg on a small ragged GQA call, and the limit for this dtype."""
     import torch
 
-    from wyfast_lib import wy_fast
+    from wyfast_lib import precision, wy_fast
     from wyfast_lib.inputs import Shape, make_inputs
     from wyfast_lib.reference import wy_adjoint_reference, wy_fast_reference
     from wyfast_lib.testing import TOLERANCE, error_ratio
@@ -144,12 +179,18 @@ def self_check(backend: str, device: str, dtype: str) -> tuple[dict[str, float],
     gradients = torch.autograd.grad(outputs, (y.k, y.v, y.beta, y.g), (dw.to(device), du.to(device)))
     names = ("w", "u", "dk", "dv", "dbeta", "dg")
     errors = {n: error_ratio(a, b) for n, a, b in zip(names, (*outputs, *gradients), expected, strict=True)}
-    return errors, TOLERANCE[kind]
+    tf32 = backend == "cuda" and kind == torch.float32 and precision.current() == "tf32"
+    return errors, TF32_LIMIT if tf32 else TOLERANCE[kind]
 
 
 def hints(report: dict) -> list[str]:
     """What to do about what was found, most urgent first."""
-    return [*install_hints(report["packages"], report["imports"]), *backend_hints(report)]
+    unknown = [
+        f"{name} is no variable of wyfast, it has no effect; there are {', '.join(sorted(VARIABLES))}"
+        for name in report["environment"]
+        if name.startswith("WYFAST_") and name not in VARIABLES
+    ]
+    return [*install_hints(report["packages"], report["imports"]), *backend_hints(report), *unknown]
 
 
 def install_hints(packages: dict[str, str | None], imports: dict[str, str | None]) -> list[str]:
@@ -194,7 +235,7 @@ def backend_hints(report: dict) -> list[str]:
                 "backend='torch' runs there"
             )
         for check in backend["checks"]:
-            if not check["passed"]:
+            if not check["passed"] and not report["settings"]:  # of a wrong setting there is no more to say
                 found.append(
                     f"do not trust backend {name!r} on {check['device']} in {check['dtype']}; please report "
                     "it with the output of `python -m wyfast_lib doctor --json`"
@@ -211,6 +252,7 @@ def render(report: dict) -> str:
     ]
     lines += [f"import     {name} fails: {why}" for name, why in report["imports"].items() if why]
     lines += [f"variable   {name}={value}" for name, value in report["environment"].items()]
+    lines += [f"setting    {text}" for text in report["settings"]]
     lines += [f"device     {name}: {text}" for name, text in report["devices"].items()]
     for backend in report["backends"]:
         state = "available" if backend["available"] else "not available"

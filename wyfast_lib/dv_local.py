@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wyfast_lib import backends
+from wyfast_lib import backends, library, precision
 from wyfast_lib.checks import check_dv_local
 from wyfast_lib.varlen import ChunkTable
 
@@ -28,7 +28,8 @@ def chunk_bwd_dv_local(
         dv[j] = scale * sum_{i >= j} <q[i], k[j]> exp(g[i] - g[j]) do[i]
 
     is the second term's gradient for n. A plain function, itself not differentiable: the result carries no
-    graph. torch.autocast does not reach inside.
+    graph. torch.autocast does not reach inside. Under torch.compile, torch.func.vmap and with meta or fake
+    tensors it behaves as `wy_fast`.
 
     Args:
         q, k: [B, T, Hg, K] queries and keys; head h reads key head h // (H // Hg), H % Hg == 0.
@@ -39,32 +40,27 @@ def chunk_bwd_dv_local(
         cu_seqlens: int32 / int64 [N + 1], sequences packed in one row (B must be 1), or the table that
             `prepare_chunks` makes of it for the same chunk_size.
         chunk_size: BT, one of 16, 32, 64, 128; the size of the chunks that g was cumulated in.
-        backend: "torch", "ascend" or "lowered"; default WYFAST_BACKEND, else the device's own. The cuda
-            backend has no such kernel: on a CUDA device ask for "torch".
+        backend: "torch", "cuda", "ascend" or "lowered"; default WYFAST_BACKEND, else the device's own.
 
     Returns:
         dv: [B, T, H, V], dtype of do, contiguous. Accumulated in float32 (float64 when an input is);
         dtypes may be mixed, the operands of a product are in the widest of q, k and do or wider.
 
     Raises:
-        TypeError: an argument is no tensor of a floating dtype (cu_seqlens: int32 / int64), scale no number.
+        TypeError: an argument is no plain tensor of a floating dtype (cu_seqlens: int32 / int64), scale no
+            number.
         ValueError: a rank, shape, device, scale, chunk size or cu_seqlens that does not fit; nothing has
             run then.
         BackendUnavailable: the backend cannot run on this machine.
-        NotImplementedError: the backend has no such kernel, or the call exceeds a limit that is named.
+        NotImplementedError: the call exceeds a limit of the backend, which is named.
+
+    Warns:
+        UserWarning: 1 < T < H, and no cu_seqlens: the tensors look like [B, H, T, ...].
 
     Source: arXiv:2412.06464, the chunkwise form of Gated DeltaNet; derivative by hand.
     """
     scale, chunks = check_dv_local(q, k, do, g, scale, cu_seqlens, chunk_size)
-    module = backends.pick(k.device.type, backend)
-    if not hasattr(module, "dv_local"):
-        name = module.__name__.rpartition(".")[2]
-        raise NotImplementedError(
-            f"backend {name!r} has no chunk_bwd_dv_local; torch, ascend and lowered have: "
-            "backend='torch' runs on any device"
-        )
+    table = (None, None) if chunks is None else (chunks.cu_seqlens, chunks.indices)
+    settings = backends.choose(k.device.type, backend), precision.current()
     with torch.no_grad():
-        module.check_dv_local(q, k, do, g, chunks, chunk_size)
-        if do.shape[0] * do.shape[1] == 0:
-            return torch.empty_like(do, memory_format=torch.contiguous_format, requires_grad=False)
-        return module.dv_local(q, k, do, g, scale, chunks, chunk_size)
+        return library.dv_local(q, k, do, g, scale, *table, chunk_size, *settings)

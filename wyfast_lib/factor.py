@@ -9,9 +9,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from wyfast_lib.checks import FLOATS, check_keys_and_gates, check_same_device, check_shape, check_tensor
+from wyfast_lib.checks import (
+    FLOATS,
+    check_keys_and_gates,
+    check_same_device,
+    check_shape,
+    check_tensor,
+    warn_if_heads_first,
+)
+from wyfast_lib.tensors import fake_mode_of, is_batched, shapes_only
 from wyfast_lib.testing import error_ratio
-from wyfast_lib.varlen import ChunkTable, check_chunk_size, resolve_chunks
+from wyfast_lib.varlen import Chunks, ChunkTable, check_chunk_size, resolve_chunks
 
 
 def chunk_local_cumsum(
@@ -35,11 +43,12 @@ def chunk_local_cumsum(
     """
     check_tensor("g", g, "[B, T, H]", 3)
     check_chunk_size(chunk_size)
+    warn_if_heads_first("g", *g.shape[1:], cu_seqlens)
     chunks = resolve_chunks(cu_seqlens, chunk_size, g, "g")
-    x = g.to(_compute_dtype(g))
-    tiles = _pad_to_chunks(x, chunk_size, chunks)
-    # cumsum is on autocast's list of float32 operations, so no autocast guard is needed here.
-    return _unpad(tiles.cumsum(2), x.shape[1], chunks)
+    with fake_mode_of(g):
+        tiles = _pad_to_chunks(g.to(_compute_dtype(g)), chunk_size, chunks)
+        # cumsum is on autocast's list of float32 operations, so no autocast guard is needed here.
+        return _unpad(tiles.cumsum(2), g.shape[1], chunks)
 
 
 @torch.no_grad()
@@ -75,7 +84,15 @@ def wy_factor(
     if out_dtype is not None and out_dtype not in FLOATS:
         raise TypeError(f"out_dtype must be float64, float32, float16 or bfloat16, got {out_dtype!r}")
     check_same_device(k=k, beta=beta, g=g)
+    warn_if_heads_first("beta", T, H, cu_seqlens)
     chunks = resolve_chunks(cu_seqlens, chunk_size, k, "k")
+    with fake_mode_of(k):
+        return _factor(k, beta, g, chunk_size, chunks, out_dtype or k.dtype)
+
+
+def _factor(k, beta, g, chunk_size: int, chunks: Chunks | None, out_dtype: torch.dtype) -> torch.Tensor:
+    """`wy_factor` of checked arguments."""
+    T, Hg, H = *k.shape[1:3], beta.shape[2]
     dtype = _compute_dtype(k, beta, g)
     gate = torch.zeros_like(beta, dtype=dtype) if g is None else g.to(dtype)
     with torch.autocast("cpu" if k.is_meta else k.device.type, enabled=False):  # meta has no autocast
@@ -86,7 +103,7 @@ def wy_factor(
         mask = valid & torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=k.device).tril(-1)
         decay = (gate[..., :, None] - gate[..., None, :]).masked_fill(~mask, -torch.inf).exp()
         M = (write[..., :, None] * gram * decay).masked_fill(~mask, 0.0)
-        A = invert_unit_lower(M).to(out_dtype or k.dtype)
+        A = invert_unit_lower(M).to(out_dtype)
     return _unpad(A.transpose(2, 3), T, chunks)
 
 
@@ -97,7 +114,7 @@ def invert_unit_lower(M: torch.Tensor) -> torch.Tensor:
     [[X, 0], [C, Z]]^-1 = [[X^-1, 0], [-Z^-1 C X^-1, Z^-1]]; log2(n) steps of batched products.
     """
     n = M.shape[-1]
-    A = torch.eye(n, dtype=M.dtype, device=M.device).expand_as(M).clone()
+    A = torch.zeros_like(M) + torch.eye(n, dtype=M.dtype, device=M.device)  # of M: batched when M is
     size = 1
     while size < n:
         blocks = (*M.shape[:-2], n // (2 * size), 2, size, n // (2 * size), 2, size)
@@ -133,7 +150,8 @@ def check_factor(
         rms(A - factor) / rms(factor), 0 when they agree.
 
     Raises:
-        TypeError, ValueError: as `wy_fast`.
+        TypeError, ValueError: as `wy_fast`; ValueError too for meta and fake tensors, inside torch.func.vmap
+            and inside a graph of torch.compile, which have no number to return.
     """
     check_tensor("A", A, "[B, T, H, BT]", 4)
     B, T, H, Hg, K = check_keys_and_gates(k, beta, g)
@@ -141,10 +159,26 @@ def check_factor(
     check_chunk_size(BT, "A.shape[-1]")
     check_shape("A", A, "[B, T, H, BT]", (B, T, H, BT))
     check_same_device(A=A, k=k, beta=beta, g=g)
+    _check_has_values(A, k, beta, g)
+    warn_if_heads_first("A", T, H, cu_seqlens)
     chunks = resolve_chunks(cu_seqlens, BT, k, "k")
-    cpu = [None if x is None else x.detach().to("cpu", torch.float64) for x in (k, beta, g)]
-    offsets = None if chunks is None else chunks.cu_seqlens.cpu()  # some devices have no float64
-    return error_ratio(A, wy_factor(*cpu, BT, offsets))
+    k, beta, g = (None if x is None else x.detach().to("cpu", torch.float64) for x in (k, beta, g))
+    if chunks is not None:
+        chunks = Chunks(chunks.cu_seqlens.cpu(), chunks.indices.cpu(), BT, T)  # some devices have no float64
+    with torch.no_grad():
+        return error_ratio(A, _factor(k, beta, g, BT, chunks, torch.float64))
+
+
+def _check_has_values(*tensors: torch.Tensor | None) -> None:
+    """Raise ValueError where a number cannot be computed from these tensors now."""
+    if torch.compiler.is_compiling():
+        raise ValueError("check_factor must be called outside of torch.compile: it returns a number")
+    for x in tensors:
+        if x is not None and (shapes_only(x) or is_batched(x)):
+            raise ValueError(
+                "check_factor returns a number and needs values: it cannot take meta or fake tensors, nor be "
+                "called inside torch.func.vmap"
+            )
 
 
 def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
@@ -152,7 +186,7 @@ def _compute_dtype(*tensors: torch.Tensor | None) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def _pad_to_chunks(x: torch.Tensor, BT: int, chunks: ChunkTable | None) -> torch.Tensor:
+def _pad_to_chunks(x: torch.Tensor, BT: int, chunks: Chunks | None) -> torch.Tensor:
     """[B, T, ...] -> [B, n, BT, ...], zero where a chunk has no token."""
     if chunks is not None:
         tokens, valid = chunks.rows()
@@ -162,14 +196,14 @@ def _pad_to_chunks(x: torch.Tensor, BT: int, chunks: ChunkTable | None) -> torch
     return padded.unflatten(1, (n, BT))
 
 
-def _unpad(tiles: torch.Tensor, T: int, chunks: ChunkTable | None) -> torch.Tensor:
+def _unpad(tiles: torch.Tensor, T: int, chunks: Chunks | None) -> torch.Tensor:
     """[B, n, BT, ...] -> [B, T, ...], contiguous."""
     if chunks is None:
         return tiles.flatten(1, 2)[:, :T].contiguous()
     return tiles.flatten(1, 2)[:, chunks.positions()].contiguous()
 
 
-def _valid_rows(T: int, BT: int, chunks: ChunkTable | None, device: torch.device) -> torch.Tensor:
+def _valid_rows(T: int, BT: int, chunks: Chunks | None, device: torch.device) -> torch.Tensor:
     """bool [n, BT]: does this chunk row hold a token?"""
     if chunks is not None:
         return chunks.rows()[1]

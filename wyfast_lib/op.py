@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from wyfast_lib import backends, library
+from wyfast_lib import backends, library, precision
 from wyfast_lib.checks import check_wy_fast
+from wyfast_lib.tensors import shapes_only
 from wyfast_lib.varlen import ChunkTable
 
 
@@ -16,9 +17,15 @@ class _DifferentiableOnce(torch.autograd.Function):
     `w.sum()` a gradient penalty would be constant without a word. Here the saved inputs count as well.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, count, *gradients_and_sources):
+    def forward(count, *gradients_and_sources):
         return gradients_and_sources[:count]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Nothing is kept."""
 
     @staticmethod
     def backward(ctx, *_):
@@ -29,50 +36,71 @@ class WyFastFunction(torch.autograd.Function):
     """(k, v, beta, A, g) -> (w, u) with the hand-written adjoint of the whole chain through A = (I + M)^-1.
 
     `wy_fast` checks its arguments and calls this; call it directly only with arguments it would accept.
-    The backward keeps inputs only, never (w, u) or an intermediate.
+    The backward keeps inputs only, never (w, u) or an intermediate; it runs on the backend and in the
+    float32 precision of the forward. Works inside torch.func.grad and torch.func.vmap.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend):
+    def forward(k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend, precision=None):
         """(w, u); arguments as in `wy_fast`, the chunk table as its two tensors."""
+        return library.forward(k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend, precision)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Keep the inputs, and the backend and precision that the forward got."""
+        k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend, mode = inputs
         ctx.save_for_backward(k, v, beta, A, g, cu_seqlens, chunk_indices)
-        ctx.backend = backend
+        ctx.backend = backend or backends.choose(k.device.type)
+        ctx.precision = mode or precision.current()
         ctx.has_gk = gk is not None
-        if k.shape[0] * k.shape[1] == 0:
-            B, T, H, V = v.shape
-            return k.new_empty(B, T, H, k.shape[3]), v.new_empty(B, T, H, V)
-        if torch.compiler.is_compiling() or k.is_meta:  # meta tensors: shapes only
-            return library.recompute_w_u(k, v, beta, A, g, gk, cu_seqlens, chunk_indices, backend)
-        chunks = library.chunk_table(cu_seqlens, chunk_indices, A)
-        return backends.pick(k.device.type, backend).forward(k, v, beta, A, g, gk, chunks)
 
     @staticmethod
     def backward(ctx, dw, du):
-        """Gradients of k, v, beta and g from dw [B, T, H, K] and du [B, T, H, V]; None for the others."""
+        """Gradients of k, v, beta and g from dw [B, T, H, K] and du [B, T, H, V]; None for the others.
+
+        An upstream gradient may be None (zeros) and of any floating dtype: TypeError otherwise, ValueError
+        for one of another shape or on another device.
+        """
         if ctx.has_gk:
             raise NotImplementedError(
                 "wy_fast has no backward with gk: its gradient would be wrong, so it is not computed. "
                 "Call it under torch.no_grad(), or without gk"
             )
-        k, v, beta, A, g, cu_seqlens, chunk_indices = ctx.saved_tensors
+        k, v, beta, A, g, *table = ctx.saved_tensors
+        dw = k.new_zeros(*v.shape[:3], k.shape[3]) if dw is None else dw
+        du = torch.zeros_like(v) if du is None else du
         with torch.no_grad():
-            dk, dv, dbeta, dg = WyFastFunction._gradients(
-                k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, ctx.backend
+            dk, dv, dbeta, dg = library.backward(
+                k, v, beta, A, g, dw, du, *table, ctx.backend, ctx.precision
             )
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
             dk, dv, dbeta, dg = _DifferentiableOnce.apply(4, dk, dv, dbeta, dg, k, v, beta, g, dw, du)
-        return dk, dv, dbeta, None, None if g is None else dg, None, None, None, None
+        return dk, dv, dbeta, None, None if g is None else dg, None, None, None, None, None
+
+
+class _Transformed(WyFastFunction):
+    """`WyFastFunction` inside a functorch transform; torch.compile takes no class with a `jvp`."""
 
     @staticmethod
-    def _gradients(k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, backend):
-        if k.shape[0] * k.shape[1] == 0:
-            return tuple(None if x is None else torch.zeros_like(x) for x in (k, v, beta, g))
-        if torch.compiler.is_compiling() or k.is_meta:
-            return library.prepare_wy_repr_bwd(
-                k, v, beta, A, g, dw, du, cu_seqlens, chunk_indices, backend
-            )
-        chunks = library.chunk_table(cu_seqlens, chunk_indices, A)
-        return backends.pick(k.device.type, backend).backward(k, v, beta, A, g, dw, du, chunks)
+    def jvp(ctx, *_):
+        """There is none."""
+        raise NotImplementedError(
+            "wy_fast has no forward-mode derivative: use torch.func.grad, vjp or jacrev, not jvp, jacfwd or "
+            "hessian"
+        )
+
+
+class _Eager(_Transformed):
+    """`WyFastFunction` in the older form that functorch cannot take: a call costs 10 us less of host time."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        WyFastFunction.setup_context(ctx, inputs, None)
+        return library.forward(*inputs)
+
+    setup_context = staticmethod(torch.autograd.Function.setup_context)
 
 
 def wy_fast(
@@ -97,6 +125,11 @@ def wy_fast(
     tensor: A must be the factor (I + M)^-1 of the same (k, beta, g), as `wy_factor` returns it
     (`check_factor` tells). Gradients flow to k, v, beta and g; A and gk get none.
 
+    torch.func.grad and torch.func.vmap work (packed rows are run one by one under vmap); forward-mode
+    derivatives do not. A graph of torch.compile keeps the backend and the float32 precision that it was
+    traced with; what the backend refuses is refused when the graph runs; compile inside torch.func.grad, not
+    around it. Meta and fake tensors give shapes and dtypes.
+
     Args:
         k: [B, T, Hg, K] keys; L2-normalise them, else A grows without bound (see `wy_factor`).
         v: [B, T, H, V] values; H % Hg == 0, head h reads key head h // (H // Hg).
@@ -108,7 +141,8 @@ def wy_fast(
         gk: [B, T, Hg, K], optional log decay a key channel; forward only.
         cu_seqlens: int32 / int64 [N + 1], sequences packed in one row (B must be 1), or the table that
             `prepare_chunks` makes of it, which saves the device read a call.
-        backend: "torch", "cuda", "ascend" or "lowered"; default WYFAST_BACKEND, else the device's own.
+        backend: "torch", "cuda", "ascend" or "lowered"; default WYFAST_BACKEND, else the device's own. The
+            backward runs on the backend of its forward.
 
     Returns:
         w: [B, T, H, K], dtype of k. u: [B, T, H, V], dtype of v. Accumulated in float32 (float64 for
@@ -116,20 +150,30 @@ def wy_fast(
         of a group. torch.autocast does not reach inside.
 
     Raises:
-        TypeError: an argument is no tensor of a floating dtype (cu_seqlens: int32 / int64).
-        ValueError: a rank, shape, device, chunk size or cu_seqlens that does not fit; nothing has run then.
+        TypeError: an argument is no plain tensor (DTensor and other wrappers: pass the tensor inside) of a
+            floating dtype (cu_seqlens: int32 / int64).
+        ValueError: a rank, shape, device, chunk size or cu_seqlens that does not fit, an unknown backend or
+            WYFAST_FLOAT32_PRECISION; nothing has run then.
         BackendUnavailable (a RuntimeError): the backend cannot run on this machine.
         NotImplementedError: in backward, with gk given; before anything runs, when the picked backend cannot
             take a call (a width, chunk size or dtype that it names).
         RuntimeError: a second backward through the first (once differentiable).
 
+    Warns:
+        UserWarning: 1 < T < H, and no cu_seqlens: the tensors look like [B, H, T, ...].
+
     Source: arXiv:2406.06484 (WY form), arXiv:2412.06464 (gate); the adjoint is derived in notebook 02.
     """
     chunks = check_wy_fast(k, v, beta, A, g, gk, cu_seqlens)
     inputs = (k, v, beta, A, g, gk)
-    if not torch.compiler.is_compiling():  # inside a compiled graph the registered operator does this
+    # Once: the backward runs on this backend in this precision too; a graph keeps what it was traced with.
+    backend, mode = backends.choose(k.device.type, backend), precision.current()
+    compiling = torch.compiler.is_compiling()
+    if not (compiling or shapes_only(k)):  # else the registered operator does this, when it runs
         needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        backend = backends.choose(k.device.type, backend)  # once: the backward runs on the same one
         backends.pick(k.device.type, backend).check_call(*inputs, chunks, needs_grad)
     table = (None, None) if chunks is None else (chunks.cu_seqlens, chunks.indices)
-    return WyFastFunction.apply(*inputs, *table, backend)
+    if compiling:
+        return WyFastFunction.apply(*inputs, *table, backend, mode)
+    function = _Transformed if torch._C._are_functorch_transforms_active() else _Eager
+    return function.apply(*inputs, *table, backend, mode)

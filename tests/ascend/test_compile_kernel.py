@@ -192,9 +192,10 @@ def test_a_compiler_that_fails_is_not_run_again(tmp_path):
 
 
 def test_an_interrupt_from_the_keyboard_leaves_an_idle_worker_alone():
+    arguments = teaching.copy_kernel, {"x": "*fp16", "y": "*fp16", "T": "i32"}, {"BT": 32}
+    compile_kernel(*arguments, cache=False)  # up and running, not on its way there
     live = worker.current()
     os.kill(live.process.pid, signal.SIGINT)
-    arguments = teaching.copy_kernel, {"x": "*fp16", "y": "*fp16", "T": "i32"}, {"BT": 32}
     compile_kernel(*arguments, cache=False)
     assert worker.current() is live
 

@@ -103,9 +103,10 @@ def test_a_tile_carried_through_a_loop_is_right_and_its_buffers_are_freed():
     key = _key(compiled)
     x_bytes, y_bytes = x.numel() * 2, y.numel() * 4
     arguments = [("ptr", 256, x.numel()), ("ptr", 256 + x_bytes + 256, y.numel()), ("i", T, 1)]
-    live = worker.current()
-    assert live.shared_view.size > x_bytes + y_bytes + 1024
-    reply = worker.call("run", key=key, size=live.shared_view.size, grid=(1, 1, 1), arguments=arguments)
+    size = worker.current().shared_view.size
+    assert size > x_bytes + y_bytes + 1024
+    reply = worker.call("run", key=key, size=size, used=size, grid=(1, 1, 1), arguments=arguments)
+    worker.current().shared_view.poison(0, size)  # as `run` leaves it
     assert reply == {"kept": 0}
 
 
@@ -160,6 +161,78 @@ def test_a_load_behind_a_tensor_reads_nan():
     x, y = torch.ones(60), torch.zeros(64)
     run(copy_for(torch.float32), (x, y, 64), (1,))
     assert (y[:60] == 1).all() and y[60:].isnan().all()
+
+
+WILD = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
+
+
+def wild(kernel, dtype, **pointers):
+    return compile_kernel(kernel, {**{n: WILD[dtype] for n in pointers}, "offset": "i64"}, {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("offset", [-10_000, -128, -1, 64, 10_000, 50_000])
+def test_45_a_store_outside_the_tensors_names_the_argument_and_changes_nothing(dtype, offset):
+    y = torch.zeros(64, dtype=dtype)
+    sign = "-" if offset < 0 else r"\+"
+    with pytest.raises(RuntimeError, match=rf"outside its tensors: at y {sign} {abs(offset)} elements"):
+        run(wild(teaching.wild_store_kernel, dtype, y=y), (y, offset), (1,))
+    assert (y == 0).all()
+    run(wild(teaching.wild_store_kernel, dtype, y=y), (y, 3), (1,))  # the next call is not disturbed
+    assert y[3] == 1 and y.sum() == 1
+
+
+@pytest.mark.parametrize("offset", [-128, -1, 64, 10_000, 100_000])
+def test_45_a_load_outside_the_tensors_gives_nan_also_after_larger_calls(offset):
+    x, y = torch.ones(1 << 20), torch.zeros(1 << 20)
+    run(copy_for(torch.float32), (x, y, 1 << 20), (1 << 14,))  # leaves ones all over the arena, if anything
+    x, y = torch.ones(64), torch.zeros(1)
+    run(wild(teaching.wild_load_kernel, torch.float32, x=x, y=y), (x, y, offset), (1,))
+    assert y.isnan().all()
+
+
+def test_45_the_gaps_of_a_strided_view_are_outside_it():
+    whole = torch.zeros(64, 8)
+    column, y = whole[:, 3], torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"at y \+ 1 elements"):
+        run(wild(teaching.wild_store_kernel, torch.float32, y=column), (column, 1), (1,))
+    assert (whole == 0).all()
+    run(wild(teaching.wild_load_kernel, torch.float32, x=column, y=y), (column, y, 1), (1,))
+    assert y.isnan().all()
+    run(wild(teaching.wild_store_kernel, torch.float32, y=column), (column, 8), (1,))
+    assert whole[1, 3] == 1 and whole.sum() == 1
+    expanded = torch.zeros(1).expand(5)
+    with pytest.raises(RuntimeError, match=r"at y \+ 1 elements"):
+        run(wild(teaching.wild_store_kernel, torch.float32, y=expanded), (expanded, 1), (1,))
+
+
+def test_45_the_storage_around_a_view_is_outside_it():
+    whole, y = torch.ones(256), torch.zeros(1)
+    view = whole[64:128]
+    for offset in (-1, 64):
+        run(wild(teaching.wild_load_kernel, torch.float32, x=view, y=y), (view, y, offset), (1,))
+        assert y.isnan().all()
+        with pytest.raises(RuntimeError, match="at y"):
+            run(wild(teaching.wild_store_kernel, torch.float32, y=view), (view, offset), (1,))
+    assert (whole == 1).all()
+
+
+def test_45_a_store_among_several_arguments_names_the_nearest():
+    x, y = torch.zeros(100), torch.zeros(100)
+    with pytest.raises(RuntimeError, match=r"at y \+ 500 elements; y has shape \[100\]"):
+        run(wild(teaching.wild_copy_kernel, torch.float32, x=x, y=y), (x, y, 500), (1,))
+
+
+def test_40_a_lazily_negated_argument_keeps_its_sign():
+    x, y = torch.arange(64.0), nans(64)
+    run(copy_for(torch.float32), (torch._neg_view(x), y, 64), (1,))
+    assert torch.equal(y, -x)
+    z = torch.complex(torch.zeros(64), torch.arange(64.0)).conj().imag
+    run(copy_for(torch.float32), (z, y, 64), (1,))
+    assert torch.equal(y, -x)
+    target = torch._neg_view(torch.zeros(64))
+    run(copy_for(torch.float32), (x, target, 64), (1,))
+    assert torch.equal(target, x)
 
 
 def test_a_kernel_that_dies_is_an_error_and_the_next_launch_works():
@@ -243,4 +316,4 @@ def test_a_second_process_finds_the_machine_code_on_disk(fresh_cache):
     reply = worker.call(
         "load", key=_key(compiled), name="copy_kernel", linalg="not used", cache=str(fresh_cache / "native")
     )
-    assert reply == {"cached": True}
+    assert reply == {"cached": True, "keep": None}

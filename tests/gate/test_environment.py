@@ -56,6 +56,36 @@ def install(python: Path, *arguments, cwd: Path) -> None:
     run([*pip, *arguments], cwd=cwd, minutes=30)
 
 
+def test_an_installed_package_without_a_clone_can_install_the_toolchain(tmp_path):
+    """The pins travel with the wheel; the installation itself would take a gigabyte and is not made here."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", "build", ".w*", ".gpu"))
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source]
+    run(wheel, cwd=tmp_path, minutes=10)
+    (found,) = tmp_path.glob("wyfast-*.whl")
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, found]
+    run(command, cwd=tmp_path)
+    shutil.rmtree(source)
+    code = (
+        "import subprocess, sys\n"
+        "from wyfast_lib.ascend import toolchain\n"
+        "asked = []\n"
+        "def run(command, **_):\n"
+        "    asked.append(command)\n"
+        "    return subprocess.CompletedProcess(command, 1)\n"
+        "subprocess.run = run\n"
+        "try: toolchain.install(print)\n"
+        "except toolchain.ToolchainMissing as problem: print(problem)\n"
+        "print(toolchain.__file__, *asked[0])\n"
+    )
+    cache = {"PYTHONPATH": str(target), "WYFAST_CACHE": str(tmp_path / "cache")}
+    output = run([sys.executable, "-c", code], cwd=tmp_path, **cache)
+    assert str(target) in output and "triton-ascend==" in output and "pip ended with status 1" in output
+    pins = target / "wyfast_lib" / "ascend" / "requirements-ascend.txt"
+    assert f"-r {pins}" in output and "ascendnpu-ir==" in pins.read_text()
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
     """The files that git knows, as they are now: building must leave the work tree clean."""

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from wyfast_lib.ascend import hivm, templates, walk
 from wyfast_lib.ascend.audit_report import LOCAL_SPACES, Audit, Row
-from wyfast_lib.ascend.audit_rows import as_argument, distinct, make_row
+from wyfast_lib.ascend.audit_rows import NEGATIVE, as_argument, distinct, make_row, negative
 
 __all__ = ["Audit", "Row", "audit"]
 
@@ -193,11 +193,20 @@ def _traces(groups: dict, target: str) -> dict:
         keys = [
             k
             for k in groups
-            if k[0] == core and not k[2].startswith("scalar_") and not groups[k][0][1].vector_ops
+            if k[0] == core
+            and not k[2].startswith("scalar_")
+            and not groups[k][0][1].vector_ops
+            and not negative(groups[k][0][1])
         ]
         calls = [(k[2], [as_argument(o) for o in groups[k][0][1].operands]) for k in keys]
         if calls:
-            found.update(zip(keys, templates.trace(calls, target, core), strict=False))
+            found.update(zip(keys, templates.trace(calls, target, core), strict=True))
+    for key, trace in found.items():
+        if trace.truncated:
+            raise hivm.HivmError(
+                f"{trace.template} on HIVM line {key[1]} issues more instructions than a trace holds: "
+                "what was seen of it would be counted as all of it"
+            )
     return found
 
 
@@ -261,6 +270,10 @@ def _notes(walks: list, rows: list, traces: dict, compiled) -> list:
         notes.append(
             "rows marked maybe run under a condition that only run-time data decides; they are counted"
         )
+    for r in rows:
+        if r.note.startswith(NEGATIVE):
+            what = r.note.removeprefix(NEGATIVE)
+            notes.append(f"{NEGATIVE}: {r.unit}: {r.template} of {r.argument or r.source}{what}")
     short = sorted({t.template for t in traces.values() if t.missing_arguments})
     if short:
         notes.append(

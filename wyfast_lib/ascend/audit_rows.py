@@ -40,6 +40,22 @@ def as_argument(operand):
     return number(operand, 0)
 
 
+NEGATIVE = "NEGATIVE EXTENT"
+
+
+def negative(event) -> str:
+    """What to say of an event that asks for fewer than no elements, "" when it does not.
+
+    The compiled code does not clamp every mask: one with its lower bound past its upper bound reaches the
+    template as a negative size.
+    """
+    for view in event.views:
+        if any(isinstance(s, int) and s < 0 for s in view.shape):
+            shape = "x".join(str(s) for s in view.shape)
+            return f"is asked for {shape} elements (HIVM line {event.line}): not counted, undefined"
+    return ""
+
+
 _PIPES = (
     ("load_gm_to_ubuf", "MTE2"),
     ("nd2nz", "MTE2"),
@@ -75,9 +91,10 @@ def make_row(key, group: list, trace, names: dict) -> Row:
         direction = "in" if far is event.read else "out"
     local = next((v for v in views if v.space not in ("GM", "stack")), None)
     usable = trace is not None and not trace.error
-    size = _count(shown) * shown.bits // 8 if shown is not None else 0
-    bursts, moved, layout = _from_memref(far, local) if far is not None else (0, 0, "")
-    note = ""
+    below = negative(event)
+    size = 0 if below else _count(shown) * shown.bits // 8 if shown is not None else 0
+    bursts, moved, layout = _from_memref(far, local) if far is not None and not below else (0, 0, "")
+    note = f"{NEGATIVE} {below}" if below else ""
     scalar = int(far is not None and template.startswith("scalar_"))
     if usable:
         scalar = trace.scalar_accesses // 2 if far is not None else trace.scalar_accesses
@@ -236,7 +253,7 @@ def distinct(walks: list, names: dict) -> tuple[dict, dict]:
             if w.once(event):
                 continue
             for view in event.views:
-                if view.space != "GM" or view.root not in names:
+                if view.space != "GM" or view.root not in names or negative(event):
                     continue
                 way = "in" if view is event.read else "out"
                 ways[view.root].add(way)

@@ -113,7 +113,8 @@ def _compile(args: argparse.Namespace):
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
         for stage in ("ttir", "linalg", "hivm"):
-            (args.save / f"{compiled.kernel}.{stage}.mlir").write_text(getattr(compiled, stage))
+            path = args.save / f"{compiled.kernel}.{stage}.mlir"
+            path.write_text(getattr(compiled, stage), encoding="utf-8")
     return compiled
 
 

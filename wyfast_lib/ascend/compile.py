@@ -1,14 +1,15 @@
 """`compile_kernel`: a Triton kernel through the real Ascend compiler, on a machine without an NPU.
 
 What passes here has passed tiling, the cube / vector split, memory planning and synchronisation; only the
-last code generator (CANN's hivmc) is missing. Results are cached on disk, keyed on the kernel's source and
-what it imports, the constants, the target, the flags and the toolchain's versions; a cached call does not
-start the worker.
+last code generator (CANN's hivmc) is missing. Results are cached on disk, keyed on all that they depend on:
+the kernel's source with its globals, what it imports and the environment that is read on the way, the
+constants, the target, options and flags, the toolchain's versions and files. A cached call does not start the
+worker.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import functools
 import gzip
 import hashlib
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import signal
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,13 +96,16 @@ def compile_kernel(
     kernel: a @triton.jit function (of any triton), or the text "module:kernel" or "file.py:kernel".
     signature: a type for each parameter, such as {"x": "*bf16", "T": "i32", "BT": "constexpr"}; constants
     need not be repeated in it. constexprs: their values; None for an optional pointer. target: a key of
-    TARGETS. options: those of triton-ascend's front end; flags: more of bishengir-compile, or others in
-    place of FLAGS. Raises ToolchainMissing, UBOverflowError (MemoryOverflowError for the other local
-    memories), WorkerCrashed, or CompileError with the compiler's last lines; ValueError for a bad target or
-    signature.
+    TARGETS. options: triton-ascend's own (fields of its NPUOptions), which take effect as it lets them, in
+    its front end or as flags of bishengir-compile; flags: more of bishengir-compile, or others in place of
+    FLAGS and of what the options say. Raises ToolchainMissing, UBOverflowError (MemoryOverflowError for the
+    other local memories), WorkerCrashed, or CompileError with the compiler's last lines; ValueError for a bad
+    target, signature or option.
     """
     if target not in TARGETS:
         raise ValueError(f"target: expected one of {', '.join(TARGETS)}, got {target!r}")
+    options = dict(options or {})
+    _check_options(options)
     source = sources.find(kernel)
     signature = complete_signature(source, signature, constexprs)
     compiler, arch35 = TARGETS[target]
@@ -113,14 +118,15 @@ def compile_kernel(
         "target": target,
         "compiler": compiler,
         "arch35": arch35,
-        "options": dict(options or {}),
-        "flags": _flags(flags),
+        "options": options,
+        "flags": FLAGS,
+        "explicit": tuple(flags),
     }
     path = _cache_path(source, request)
     reply = _read(path) if cache else None
     if reply is not None:
         return _finish(request, reply, from_cache=True)
-    reply = worker.call("compile", (source.file, source.digest), **request)
+    reply = worker.call("compile", **request)
     if cache and (reply["hivm"] or _overflow(reply["log"])):
         _write(path, reply)
     return _finish(request, reply, from_cache=False)
@@ -150,12 +156,17 @@ def complete_signature(source: sources.KernelSource, signature: dict, constexprs
     return full
 
 
-def _flags(extra: tuple[str, ...]) -> list[str]:
-    """FLAGS and the caller's; one of the caller's replaces ours of the same name (the compiler takes no
-    two).
-    """
-    names = {flag.partition("=")[0] for flag in extra}
-    return [*(flag for flag in FLAGS if flag.partition("=")[0] not in names), *extra]
+def _check_options(options: dict) -> None:
+    """ValueError for an option that triton-ascend does not have: it would pass over it in silence."""
+    known = toolchain.options()
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            names = ", ".join(known)
+            raise ValueError(f"options: triton-ascend has no option {name!r}; {hint}it has {names}")
+        if name == "compile_on_910_95":
+            raise ValueError("options: compile_on_910_95 follows from the target")
 
 
 # ---- from the compiler's texts to a result ----
@@ -194,9 +205,8 @@ def _finish(request: dict, reply: dict, from_cache: bool) -> Compiled:
                 notes,
             )
         else:
-            problem = CompileError(
-                f"{name} {_how(request['compiler'], reply['status'])}:\n{last_lines(log)}", "hivm"
-            )
+            how = _how(request["compiler"], reply["status"])
+            problem = CompileError(f"{name} {how}:\n{last_lines(log)}", "hivm")
         problem.ttir, problem.linalg = reply["ttir"], reply["linalg"]
         raise problem
     peaks, unknown = _peaks(hivm)
@@ -280,16 +290,24 @@ def _peaks(hivm: str) -> tuple[dict[str, int], int]:
 @functools.lru_cache(maxsize=1)
 def _own_digest() -> str:
     """Hash of the worker's code: a changed pipeline must not read what the old one wrote."""
-    return hashlib.sha256(Path(__file__).with_name("inside.py").read_bytes()).hexdigest()
+    here = Path(__file__).parent
+    files = b"".join((here / f"{name}.py").read_bytes() for name in ("inside", "session"))
+    return hashlib.sha256(files).hexdigest()
+
+
+#: Variables by these names change what the compilers do.
+COMPILER_VARIABLES = ("TRITON_", "ASCEND_", "BISHENG", "MLIR_", "LLVM_")
 
 
 def _cache_path(source: sources.KernelSource, request: dict) -> Path:
     key = {
-        **{name: request[name] for name in ("name", "signature", "target", "options", "flags")},
+        **{name: request[name] for name in ("name", "signature", "target", "compiler", "arch35")},
+        **{name: repr(request[name]) for name in ("options", "flags", "explicit")},
         "constexprs": {name: repr(value) for name, value in request["constexprs"].items()},
         "source": source.digest,
+        "environment": {n: v for n, v in os.environ.items() if n.startswith(COMPILER_VARIABLES)},
         "worker": _own_digest(),
-        "toolchain": toolchain.versions(),
+        "toolchain": [toolchain.versions(), toolchain.fingerprint()],
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return toolchain.cache_root() / "compiled" / digest[:2] / f"{digest}.json.gz"
@@ -300,19 +318,12 @@ def _read(path: Path) -> dict | None:
     interrupted copy).
     """
     try:
-        return json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError):
+        reply = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError, zlib.error):
         return None
+    return reply if isinstance(reply, dict) and "hivm" in reply else None
 
 
 def _write(path: Path, reply: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(gzip.compress(json.dumps(reply).encode(), 1))
-    partial.replace(path)
-
-
-def as_dict(compiled: Compiled) -> dict:
-    """A plain dict of the small fields, for tables and JSON."""
-    texts = ("ttir", "linalg", "hivm")
-    return {f.name: getattr(compiled, f.name) for f in dataclasses.fields(compiled) if f.name not in texts}
+    """Keep a reply; a cache that cannot be written costs time, never a result."""
+    toolchain.keep(path, gzip.compress(json.dumps(reply).encode(), 1))

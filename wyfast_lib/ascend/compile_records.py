@@ -6,22 +6,12 @@ heads).
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from dataclasses import replace
 
-from wyfast_lib.ascend import peer, production
+from wyfast_lib.ascend import launches, peer, production, toolchain
 
-#: Launches of one call with H > 1 and a gate, dense: kernels, and what the host adds around them. Ours: beta
-#: and g into [B, H, T], dbeta and dg back; g alone for dv_local. The peer's backward (wy_fast.py, fla-core
-#: 0.6.0) has these four too, and its exp2 of the gate: a conversion, the exponential, a conversion back.
-#: Nobody fills zeros.
-LAUNCHES = {
-    ("wyfast", "forward"): (1, 2),
-    ("wyfast", "backward"): (1, 4),
-    ("wyfast", "dv_local"): (1, 1),
-    ("fla-core 0.6.0", "forward"): (1, 2),
-    ("fla-core 0.6.0", "backward"): (6, 7),
-}
 SHAPE = "H{H}_Hg{Hg}_K{width}_V{width}_BT{chunk}"
 COUNTS = {
     "argument_bytes": "B", "scratch_bytes": "B", "workspace_bytes": "B", "global_bytes": "B", "ub_peak": "B",
@@ -37,7 +27,7 @@ def records(target: str = "Ascend910B2", command: str | None = None) -> list:
 
     from_here = provenance(command) | {
         "device": f"{target} (compiler only)",
-        "triton": "triton-ascend 3.2.0, ascendnpu-ir 1.2.0",
+        "triton": ", ".join(" ".join(pin) for pin in compilers()),
     }
     rows = []
     kernels = tuple(production.NAMES)
@@ -45,6 +35,13 @@ def records(target: str = "Ascend910B2", command: str | None = None) -> list:
         print(case, file=sys.stderr)
         rows += [replace(row, **from_here) for row in own(case)]
     return rows + [replace(row, **from_here) for row in beside(target)]
+
+
+def compilers() -> list[tuple[str, str]]:
+    """(package, version) of the compiler's two parts, as installed in the toolchain."""
+    path = [str(toolchain.locate())]
+    found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions(path=path)}
+    return [(name, found[name]) for name in ("triton-ascend", "ascendnpu-ir")]
 
 
 def strided_cases(target: str) -> list[production.Case]:
@@ -66,7 +63,7 @@ def own(case: production.Case) -> list:
     shape = SHAPE.format(H=H, Hg=Hg, width=case.width, chunk=case.chunk)
     counts = {"scratch_bytes": 0, **counts}
     if not case.strided:
-        kernels, host = LAUNCHES["wyfast", name]
+        kernels, host = launches.own(case)
         counts |= {"kernel_launches": kernels, "host_launches": host}
     op, phase = ("chunk_bwd_dv_local", "backward") if name == "dv_local" else ("wy_fast", name)
     return _rows("wyfast", op, phase, shape, case.dtype, note, counts)
@@ -79,7 +76,7 @@ def beside(target: str) -> list:
     for phase in ("forward", "backward"):
         sums = table.sums(phase, "contiguous")
         each = [row for row in table.rows if row.stage == phase]
-        kernels, host = LAUNCHES["fla-core 0.6.0", phase]
+        kernels, host = launches.beside(phase)
         assert kernels == len(each) and not sums["failed"]
         counts = {
             "argument_bytes": sums["arguments"], "scratch_bytes": sums["scratch"],
@@ -90,7 +87,7 @@ def beside(target: str) -> list:
             "kernel_launches": kernels, "host_launches": host,
         }  # fmt: skip
         shape = SHAPE.format(H=32, Hg=32, width=128, chunk=64)
-        rows += _rows("fla-core 0.6.0", "wy_fast", phase, shape, "bfloat16", "dense", counts)
+        rows += _rows(f"fla-core {peer.VERSION}", "wy_fast", phase, shape, "bfloat16", "dense", counts)
     return rows
 
 

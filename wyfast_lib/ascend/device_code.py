@@ -66,6 +66,18 @@ def build_index(bitcode: str, path: str) -> None:
     os.replace(partial, path)
 
 
+def whole(path: str) -> bool:
+    """Is there a database at `path` with the pages that its header counts? A copy may have been cut short."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(100)
+        size = int.from_bytes(header[16:18], "big")
+        pages = int.from_bytes(header[28:32], "big") * (65536 if size == 1 else size)
+        return header.startswith(b"SQLite format 3") and 0 < pages <= os.path.getsize(path)
+    except OSError:
+        return False
+
+
 def _named(line: str) -> str:
     """The first @name of a line, without quotes."""
     return re.search(_NAME, line).group(1).strip('"')
@@ -102,7 +114,7 @@ def _clean(text: str) -> str:
     # The templates read descriptors through null pointers and discard what they read: legal on the device,
     # where 0 is an address like any other. Here null is a page of zeros, in comparisons too.
     text = re.sub(r"\bptr ((?:noundef )?)null\b", r"ptr \1@wy.scratch", text)
-    text = re.sub(r"(icmp (?:eq|ne) ptr [^,\n]+), null\b", r"\1, @wy.scratch", text)
+    text = re.sub(r"(icmp (?:eq|ne) ptr (?!addrspace)[^,\n]+), null\b", r"\1, @wy.scratch", text)
     return re.sub(r" comdat(\(\$[^)]*\))?(?= )", "", text)
 
 
@@ -392,21 +404,38 @@ class Library:
 def main() -> None:
     """Answer one request from stdin."""
     request = json.load(sys.stdin)
-    if not os.path.exists(request["index"]):
+    if not whole(request["index"]):
         try:
+            os.makedirs(os.path.dirname(request["index"]), exist_ok=True)
             build_index(request["bitcode"], request["index"])
         except RuntimeError as problem:  # bitcode of a newer producer than this reader
             reason = "its library cannot be read: " + " ".join(str(problem).split())
             for _ in request["calls"]:
                 print(json.dumps({"error": reason}), flush=True)
             return
-    library = Library(request["index"], sorted({c["template"] for c in request["calls"]}))
+    libraries = _libraries(request["index"], sorted({c["template"] for c in request["calls"]}))
     for call in request["calls"]:
-        if call["template"] not in library.present:
+        library = libraries[call["template"]]
+        if isinstance(library, str):
+            answer = {"error": library}
+        elif call["template"] not in library.present:
             answer = {"error": "not in this library"}
         else:
             answer = library.trace(call["template"], call["args"])
         print(json.dumps(answer), flush=True)
+
+
+def _libraries(index: str, templates: list) -> dict:
+    """Template -> the library that holds it, all in one; one each where one of them cannot be compiled, and
+    the reason in its place.
+    """
+    try:
+        return dict.fromkeys(templates, Library(index, templates))
+    except RuntimeError as problem:
+        reason = "its body cannot be compiled for this CPU: " + " ".join(str(problem).split())[:300]
+    if len(templates) == 1:
+        return {templates[0]: reason}
+    return {name: library for one in templates for name, library in _libraries(index, [one]).items()}
 
 
 if __name__ == "__main__":

@@ -14,17 +14,14 @@ class ToolchainMissing(RuntimeError):
 class CompileError(RuntimeError):
     """A kernel did not pass the Ascend compiler, or could not be lowered for this CPU.
 
-    `stage` says where ("kernel", "ttir", "linalg", "hivm", "native"), the message carries the last lines of
-    the compiler's own output. `ttir` and `linalg` are the texts of the stages that the kernel did pass, ""
-    otherwise.
+    `stage` says where: "kernel" (finding and importing it), "ttir", "linalg", "hivm" or "native" (lowered for
+    this CPU, or running there). The message carries the last lines of the compiler's own output. `ttir` and
+    `linalg` are the texts of the stages that the kernel did pass, "" otherwise.
     """
 
-    ttir = ""
-    linalg = ""
-
-    def __init__(self, message: str, stage: str = "") -> None:
+    def __init__(self, message: str, stage: str, ttir: str = "", linalg: str = "") -> None:
         super().__init__(message)
-        self.stage = stage
+        self.stage, self.ttir, self.linalg = stage, ttir, linalg
 
 
 class WorkerCrashed(CompileError):

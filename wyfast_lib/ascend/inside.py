@@ -29,6 +29,7 @@ import types
 from pathlib import Path
 
 LIBRARY = Path(__file__).resolve().parents[1]
+ALIAS = "wyfast_kernels_"  # of a module that is imported by its file
 
 
 def bare_package(name: str, folder: Path) -> None:
@@ -43,7 +44,8 @@ def bare_package(name: str, folder: Path) -> None:
         if attribute.startswith("__") or importlib.util.find_spec(f"{name}.{attribute}") is not None:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         if module.__dict__.pop("__getattr__", None) is not None:
-            exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), module.__dict__)
+            source = Path(module.__file__).read_text(encoding="utf-8")
+            exec(compile(source, module.__file__, "exec"), module.__dict__)
         return getattr(module, attribute)
 
     module.__getattr__ = on_demand
@@ -78,13 +80,37 @@ def load_kernel(module: str, file: str, name: str):
         ) from None
     while not isinstance(found, triton.runtime.JITFunction):
         if isinstance(found, types.FunctionType):
-            return triton.jit(found)
+            found = triton.jit(found)
+            break
         if not hasattr(found, "fn"):
             raise Failure(
                 "kernel", f"{name} in {file} is a {type(found).__name__}, not a @triton.jit function"
             )
         found = found.fn
     return found
+
+
+def _origin(function) -> tuple[str, int] | None:
+    """File and line of the `def` that a function of `session.py` was written from: its file's last line."""
+    file = function.fn.__code__.co_filename
+    if not Path(file).name.startswith("kernel_"):
+        return None
+    found = re.search(r"\n# (.+):(\d+)\n\Z", Path(file).read_text(encoding="utf-8"))
+    return (found[1], int(found[2])) if found else None
+
+
+def locate_in_their_own_files() -> None:
+    """Have Triton take locations from the file that a kernel was written from, not the one written for it."""
+    from triton.compiler import code_generator
+
+    written = code_generator.get_jit_fn_file_line
+
+    def place(function):
+        while not hasattr(function, "arg_names"):
+            function = function.fn
+        return _origin(function) or written(function)
+
+    code_generator.get_jit_fn_file_line = place
 
 
 def _import(module: str, file: str) -> types.ModuleType:
@@ -95,7 +121,7 @@ def _import(module: str, file: str) -> types.ModuleType:
             spec = None
         if spec is not None and spec.origin and os.path.realpath(spec.origin) == os.path.realpath(file):
             return importlib.import_module(module)
-    alias = "wyfast_kernels_" + hashlib.sha256(file.encode()).hexdigest()[:16]
+    alias = ALIAS + hashlib.sha256(file.encode()).hexdigest()[:16]
     if alias not in sys.modules:
         folder = str(Path(file).parent)
         if folder not in sys.path:
@@ -169,9 +195,12 @@ def to_linalg(request: dict) -> tuple[str, str, int]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource
 
+    _reach("kernel")
     target = GPUTarget("npu", request["target"], 0)
     triton.runtime.driver.set_active(StandInDriver(target))
+    locate_in_their_own_files()
     function = load_kernel(request["module"], request["file"], request["name"])
+    _reach("ttir")
     backend = AscendBackend(target)
     options = backend.parse_options({"compile_on_910_95": request["arch35"], **request["options"]})
     source = ASTSource(function, request["signature"], request["constexprs"])
@@ -186,8 +215,13 @@ def to_linalg(request: dict) -> tuple[str, str, int]:
         raise Failure(
             "ttir", f"{request['name']} is not accepted by triton-ascend: {type(problem).__name__}: {problem}"
         ) from None
-    module = make_ttir(module, metadata, options)
+    try:
+        module = make_ttir(module, metadata, options)
+    except Exception as problem:
+        text = f"{request['name']} fails in triton-ascend's own passes: {type(problem).__name__}: {problem}"
+        raise Failure("ttir", text) from None
     ttir = re.sub(r'loc\("[^"]*/([^"/]+)"', r'loc("\1"', str(module))  # a file's name, not where it lies
+    _reach("linalg")
     try:
         linalg, crashes = again_after_a_crash(
             lambda: ttir_to_linalg(module, metadata, options, named_ops=True)
@@ -199,6 +233,7 @@ def to_linalg(request: dict) -> tuple[str, str, int]:
             "linalg",
             f"{request['name']} fails in triton-adapter-opt (status {problem.returncode}):\n"
             f"{last_lines(output)}",
+            ttir,
         ) from None
 
 
@@ -211,14 +246,14 @@ def to_hivm(request: dict, linalg: str) -> tuple[str, str, int, int]:
     text = re.sub(r', mix_mode\s*=\s*"[^"]*"', "", linalg)
     with tempfile.TemporaryDirectory(prefix="wyfast-") as scratch:
         source = Path(scratch) / "kernel.ttadapter.mlir"
-        source.write_text(text)
+        source.write_text(text, encoding="utf-8")
         saved = Path(scratch) / "saved"
         saved.mkdir()
         command = [
             str(program),
             str(source),
             f"--target={request['target']}",
-            *request["flags"],
+            *flags(request),
             f"--save-temps={saved}",
             "-o",
             str(Path(scratch) / "kernel.o"),
@@ -226,7 +261,7 @@ def to_hivm(request: dict, linalg: str) -> tuple[str, str, int, int]:
         environment = _compiler_environment(Path(scratch), request["compiler"])
         done, crashes = run_program(command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL)
         written = saved / "module.hivm.opt.mlir"
-        hivm = written.read_text() if written.is_file() else ""
+        hivm = written.read_text(encoding="utf-8") if written.is_file() else ""
         log = (done.stdout + done.stderr).replace(scratch + os.sep, "")
         return hivm, log, done.returncode, crashes
 
@@ -243,9 +278,7 @@ def _compiler_environment(scratch: Path, compiler: str) -> dict[str, str]:
     if shutil.which(name) is None:
         folder = scratch / "stand-in"
         folder.mkdir()
-        script = folder / name
-        script.write_text("#!/bin/sh\nexit 0\n")
-        script.chmod(0o755)
+        (folder / name).symlink_to(shutil.which("true"))  # no script: a scratch directory may forbid programs
         environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', '')}"
     return environment
 
@@ -253,29 +286,161 @@ def _compiler_environment(scratch: Path, compiler: str) -> dict[str, str]:
 def compile_kernel(request: dict) -> dict:
     """The whole way: {"ttir", "linalg", "hivm", "log", "status", "crashes"}."""
     ttir, linalg, front = to_linalg(request)
+    _reach("hivm")
     hivm, log, status, back = to_hivm(request, linalg)
     texts = {"ttir": ttir, "linalg": linalg, "hivm": hivm, "log": log}
     return {**texts, "status": status, "crashes": front + back}
 
 
+# ---- options ----
+
+
+def flags(request: dict) -> list[str]:
+    """bishengir-compile's flags: the request's, changed as triton-ascend changes its own for the options."""
+    given, plain = (_as_triton_ascend(request, options) for options in (request["options"], {}))
+    changed = [flag for flag in given if flag not in plain]
+    gone = {_flag_name(flag) for flag in plain} - {_flag_name(flag) for flag in given}
+    ours = {_flag_name(flag): flag for flag in request["flags"] if _flag_name(flag) not in gone}
+    explicit = {_flag_name(flag): flag for flag in request["explicit"]}
+    return list((ours | {_flag_name(flag): flag for flag in changed} | explicit).values())
+
+
+def _flag_name(flag: str) -> str:
+    return flag.partition("=")[0]
+
+
+class _Command(Exception):
+    """The command that triton-ascend would run."""
+
+
+def _as_triton_ascend(request: dict, options: dict) -> list[str]:
+    """The flags that triton-ascend itself hands to bishengir-compile for these options: its own code is run
+    up to the point where it starts the program.
+    """
+    from unittest import mock
+
+    from triton.backends.ascend import compiler
+    from triton.backends.compiler import GPUTarget
+
+    target = GPUTarget("npu", request["target"], 0)
+    parsed = compiler.AscendBackend(target).parse_options({"compile_on_910_95": request["arch35"], **options})
+    if parsed.force_simt_only:
+        raise Failure("kernel", "options: force_simt_only takes a way through the compiler that is not here")
+    last = compiler.linalg_to_bin_enable_npu_compile_A2_A3
+    if request["arch35"]:
+        last = compiler.linalg_to_bin_enable_npu_compile_910_95
+
+    def stop(command, **_):
+        raise _Command(command)
+
+    chip = types.SimpleNamespace(get_arch=lambda: request["target"])
+    module = 'module { func.func @kernel() attributes {mix_mode = "mix", parallel_mode = "simd"} { return } }'
+    stubs = {
+        "_parse_linalg_metadata": lambda linalg, metadata: (linalg, metadata),
+        "_get_npucompiler_path": lambda: "bishengir-compile",
+        "_check_bishengir_api_change": lambda: True,
+        "_check_bishengir_is_regbased": lambda: False,
+        "NPUUtils": lambda: chip,
+        "subprocess": types.SimpleNamespace(run=stop),
+    }
+    with mock.patch.multiple(compiler, **{n: f for n, f in stubs.items() if hasattr(compiler, n)}):
+        try:
+            last(module, {"target": target, **parsed.__dict__}, parsed)
+        except _Command as command:
+            found = [x for x in command.args[0] if x.startswith("--") and not x.startswith("--target")]
+            return found
+    raise Failure("kernel", "options: triton-ascend's compiler stage was not understood")
+
+
 # ---- the loop ----
+
+_progress = None  # where the child that compiles says how far it is
+_stage = "kernel"
+
+
+def _reach(stage: str) -> None:
+    """Note the stage that begins, for the report of a failure, or of a death."""
+    global _stage
+    _stage = stage
+    if _progress is not None:
+        _send(_progress, {"stage": stage})
+
+
+def _send(file, message: dict) -> None:
+    data = pickle.dumps(message)
+    file.write(struct.pack("<Q", len(data)) + data)
+    file.flush()
+
+
+def compile_apart(request: dict) -> dict:
+    """`compile_kernel` in a child of this process, which imports the kernel's modules anew and forgets them.
+
+    This process keeps what is the same for every kernel: triton and, once a kernel has asked for it, torch.
+    """
+    global _progress
+    import triton.backends.ascend.compiler  # noqa: F401
+
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(receive)
+            with os.fdopen(send, "wb") as _progress:
+                _adopt(request)
+                reply = answer(request, compile_kernel)
+                _send(_progress, {"reply": reply, "torch": "torch" in sys.modules})
+        finally:
+            os._exit(0)
+    os.close(send)
+    stage, last = "kernel", {}
+    with os.fdopen(receive, "rb") as messages:
+        while len(header := messages.read(8)) == 8:
+            last = pickle.loads(messages.read(struct.unpack("<Q", header)[0]))
+            stage = last.get("stage", stage)
+    _, status = os.waitpid(child, 0)
+    if "reply" not in last:
+        return {"died": os.waitstatus_to_exitcode(status), "stage": stage}
+    if last["torch"]:
+        import torch  # noqa: F401
+    return last["reply"]
+
+
+def _adopt(request: dict) -> None:
+    """Take over the caller's import path and environment, less what belongs to this process."""
+    for entry in request.pop("path", ()):
+        if entry not in sys.path:
+            sys.path.append(entry)
+    own = {name: os.environ[name] for name in OWN_VARIABLES if name in os.environ}
+    given = request.pop("environment", None)
+    if given is not None:
+        os.environ.clear()
+        os.environ.update({n: v for n, v in given.items() if n not in OWN_VARIABLES} | own)
+
+
+# Set for this process by its owner, whatever the caller's are.
+OWN_VARIABLES = ("PYTHONPATH", "TMPDIR", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TRITON_INTERPRET", "PYTHONUTF8",
+                 "PYTHONSAFEPATH", "PYTHONSTARTUP")  # fmt: skip
+
+
+def answer(request: dict, work) -> dict:
+    """work(request), every exception made an error reply."""
+    try:
+        return work(request)
+    except Failure as problem:
+        texts = {"ttir": problem.ttir, "linalg": problem.linalg}
+        return {"error": {"stage": problem.stage, "message": str(problem), **texts}}
+    except Exception:
+        return {"error": {"stage": _stage, "message": last_lines(traceback.format_exc(), 20)}}
 
 
 def handle(request: dict) -> dict:
     """Do one request; every exception becomes an error reply."""
-    for entry in request.pop("path", ()):
-        if entry not in sys.path:
-            sys.path.append(entry)
-    try:
-        if request["do"] == "compile":
-            return compile_kernel(request)
-        from wyfast_lib.ascend import native
+    if request["do"] == "compile":
+        return answer(request, compile_apart)
+    _reach("native")
+    from wyfast_lib.ascend import native
 
-        return native.handle(request)
-    except Failure as problem:
-        return {"error": {"stage": problem.stage, "message": str(problem)}}
-    except Exception:
-        return {"error": {"stage": request["do"], "message": last_lines(traceback.format_exc(), 20)}}
+    return answer(request, native.handle)
 
 
 def main(reply: int, memory: int, directory: str) -> None:

@@ -456,17 +456,23 @@ def load(request: dict) -> dict:
     machine = target_machine()
     mark = hashlib.sha256(f"{machine.triple}{_cpu()}".encode()).hexdigest()[:12]
     path = Path(request["cache"]) / request["key"][:2] / f"{request['key']}-{mark}.o"
-    cached = path.is_file()
-    if cached:
-        data = path.read_bytes()
-    else:
+    data = _kept(path)
+    cached = data is not None
+    if not cached:
         data = to_object(request["linalg"], request["toolchain"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(path)
     _loaded[request["key"]] = Loaded(data, request["name"])
-    return {"cached": cached}
+    keep = None if cached else (str(path), hashlib.sha256(data).digest() + data)
+    return {"cached": cached, "keep": keep}
+
+
+def _kept(path: Path) -> bytes | None:
+    """An object from the cache; None when there is none or it is not whole: its hash stands before it."""
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    mark, data = stored[:32], stored[32:]
+    return data if data and hashlib.sha256(data).digest() == mark else None
 
 
 def _cpu() -> str:
@@ -475,22 +481,67 @@ def _cpu() -> str:
     return f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
 
 
-_memory: mmap.mmap | None = None
-_memory_address = 0
+# Addresses on either side of the arena that are closed to every access: whatever a 32-bit index can reach.
+CLOSED = 16 << 30
+
+
+class _Arena:
+    """The memory that both processes share, alone in a wide stretch of closed addresses."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size, self.open = size, size
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.mmap.restype = ctypes.c_void_p
+        self.libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+        self.libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        start = self._map(None, size + 2 * CLOSED, 0, private, -1)
+        both = mmap.PROT_READ | mmap.PROT_WRITE
+        self.address = self._map(start + CLOSED, size, both, mmap.MAP_SHARED | _FIXED, descriptor)
+
+    def _map(self, at: int | None, size: int, access: int, flags: int, descriptor: int) -> int:
+        address = self.libc.mmap(at, size, access, flags, descriptor, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise Failure("run", f"no {size >> 20} MiB of addresses: {os.strerror(ctypes.get_errno())}")
+        return address
+
+    def allow(self, used: int) -> None:
+        """Close what lies past the tensors of a call and their guards."""
+        page = mmap.PAGESIZE
+        used = -(-used // page) * page
+        if used == self.open:
+            return
+        self._protect(0, used, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._protect(used, self.size - used, 0)
+        self.open = used
+
+    def _protect(self, at: int, size: int, access: int) -> None:
+        if size and self.libc.mprotect(self.address + at, size, access):
+            raise Failure("run", f"mprotect: {os.strerror(ctypes.get_errno())}")
+
+    def close(self) -> None:
+        self.libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        self.libc.munmap(self.address - CLOSED, self.size + 2 * CLOSED)
+
+
+_FIXED, _NORESERVE = 0x10, 0x4000  # of mmap(2) on Linux; Python has no names for them before 3.13
+_arena: _Arena | None = None
 
 
 def run(request: dict) -> dict:
     """Launch a loaded kernel over a grid. Reply: {"missing": True} or {"kept": buffers the programs left}."""
-    global _memory, _memory_address
+    global _arena
     if request["key"] not in _loaded:
         return {"missing": True}
-    if _memory is None or len(_memory) != request["size"]:
-        _memory = mmap.mmap(request["memory"], request["size"])
-        _memory_address = ctypes.addressof(ctypes.c_char.from_buffer(_memory))
+    if _arena is None or _arena.size != request["size"]:
+        if _arena is not None:
+            _arena.close()
+        _arena = _Arena(request["memory"], request["size"])
+    _arena.allow(request["used"])
     slots = bytearray(16 * max(1, len(request["arguments"])))
     for i, (kind, value, count) in enumerate(request["arguments"]):
         if kind == "ptr":
-            struct.pack_into("<QQ", slots, 16 * i, _memory_address + value, count)
+            struct.pack_into("<QQ", slots, 16 * i, _arena.address + value, count)
         else:
             struct.pack_into(f"<{kind}", slots, 16 * i, value)
     buffer = (ctypes.c_char * len(slots)).from_buffer(slots)

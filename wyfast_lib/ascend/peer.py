@@ -87,7 +87,7 @@ def _constants(module: str) -> dict:
     """The numbers that a module of the peer assigns at its top level."""
     path = require().parent / (module.replace(".", "/") + ".py")
     found = {}
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             found[node.targets[0].id] = node.value.value
     return found
@@ -98,7 +98,7 @@ def _parameters(module: str) -> dict:
     path = require().parent / (module.replace(".", "/") + ".py")
     return {
         n.name: [a.arg for a in n.args.args]
-        for n in ast.parse(path.read_text()).body
+        for n in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(n, ast.FunctionDef)
     }
 

@@ -14,6 +14,7 @@ TARGETS = ("Ascend910B2", "Ascend950PR_9589")
 DTYPES = ("bfloat16", "float16", "float32")
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # name -> (H, Hg)
 WIDTHS = (64, 128, 256)
+CORES = 24  # AI cores to plan for: decides the grid alone, which no compiled kernel depends on
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,21 @@ def launch(case: Case):
     k, v, beta, A, chunks = _tensors(case)
     g = beta if case.gated else None
     layout = plan.Layout(**{name: name not in case.strided for name in ("g", "beta", "dg", "db")})
-    device = plan.Device(case.target, 24)
     if case.kernel == DV_LOCAL:
         from wyfast_lib.backends.ascend_plan_dv_local import plan_dv_local
 
-        return plan_dv_local(k, k, v, g, 1.0, chunks, case.chunk, device, layout.g)[0]
+        return plan_dv_local(k, k, v, g, 1.0, chunks, case.chunk, device(case.target), layout.g)[0]
     if case.kernel == plan.FORWARD:
-        return plan.plan_forward(k, v, beta, A, g, None, chunks, device, layout)[0]
+        return plan.plan_forward(k, v, beta, A, g, None, chunks, device(case.target), layout)[0]
     dw = v.new_empty(*v.shape[:3], k.shape[3])
-    return plan.plan_backward(k, v, beta, A, g, dw, v, chunks, device, layout)[0]
+    return plan.plan_backward(k, v, beta, A, g, dw, v, chunks, device(case.target), layout)[0]
+
+
+def device(target: str):
+    """The planner's `Device` of a target."""
+    from wyfast_lib.backends.ascend_plan import Device
+
+    return Device(target, CORES)
 
 
 def build(case: Case):
@@ -104,7 +111,7 @@ def build_dv_local(
     k = torch.empty(1, T, H, K, dtype=getattr(torch, dtype), device="meta")
     do, g = k.new_empty(1, T, HV, V), k.new_empty(1, T, HV, dtype=getattr(torch, gate_dtype))
     arguments = (k, k, do, g if use_g else None, 1.0, _packed(BT) if varlen else None, BT)
-    return _compile(plan_dv_local(*arguments, Device(target, 24), t_contig, BC)[0], target)
+    return _compile(plan_dv_local(*arguments, Device(target, CORES), t_contig, BC)[0], target)
 
 
 def _compile(planned, target: str):

@@ -10,11 +10,11 @@ CRASH_TRIES = 4
 
 
 class Failure(Exception):
-    """An expected failure: its text goes to the caller as it is."""
+    """An expected failure: its text goes to the caller as it is, and the texts of the stages before it."""
 
-    def __init__(self, stage: str, message: str) -> None:
+    def __init__(self, stage: str, message: str, ttir: str = "", linalg: str = "") -> None:
         super().__init__(message)
-        self.stage = stage
+        self.stage, self.ttir, self.linalg = stage, ttir, linalg
 
 
 def again_after_a_crash(run):
@@ -31,7 +31,7 @@ def run_program(command: list[str], **settings) -> tuple[subprocess.CompletedPro
     """subprocess.run with its texts captured, again after a crash -> (the last run, crashes before it)."""
 
     def once():
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", **settings)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", **settings)
         if done.returncode < 0:
             done.check_returncode()
         return done

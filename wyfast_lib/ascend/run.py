@@ -1,9 +1,9 @@
 """`run`: a kernel that the Ascend front end lowered, executed natively on this CPU, bfloat16 included.
 
 This checks the front half of the Ascend lowering (pointers, masks, block shapes, dots), not the hardware.
-The kernel runs in the worker process, on copies of the tensors in memory that both processes share; between
-the copies stand guard bytes (NaN in every float type), so that a store past a tensor is an error and a load
-past it shows.
+The kernel runs in the worker process, on copies of the tensors in one arena that both processes share. All
+of the arena that no tensor of the call owns is poison (NaN in every float type), the gaps between the
+elements of a strided view included: a load there shows, and a store there is an error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from pathlib import Path
 
 from wyfast_lib.ascend import toolchain, worker
 from wyfast_lib.ascend.compile import Compiled
+from wyfast_lib.ascend.errors import CompileError
 
-GUARD = 256  # bytes before and behind each copied range; also the alignment of the ranges
-GUARD_BYTE = 0xFF
+# Poison before and behind each range that a call's tensors lie in; wide enough for an index that is off by a
+# hundred thousand float32 elements. Further out the worker's memory is closed to every access.
+GUARD = 512 << 10
+ALIGNMENT = 256
+POISON = 0xFF  # NaN in every float type, -1 in every signed integer
 
 #: Scalar types of a signature -> (struct code, lowest, highest); None: a float.
 SCALARS = {
@@ -61,8 +65,9 @@ def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker
     args: a dict by parameter name, or a sequence in the order of `compiled.arguments`; CPU tensors (any
     strides: a kernel gets the address of element 0, as on a device) and numbers. grid: one to three program
     counts. Raises TypeError or ValueError naming the argument, WorkerCrashed when the kernel dies,
-    RuntimeError when it stores outside its tensors; tensors are untouched then. Nothing is written to a
-    tensor that the kernel does not change.
+    RuntimeError naming the nearest argument when it stores outside its tensors; tensors are untouched then.
+    Nothing is written to a tensor that the kernel does not change. What a kernel loads outside its tensors is
+    NaN, or -1 in an integer type.
     """
     import torch
 
@@ -70,32 +75,56 @@ def run(compiled: Compiled, args, grid: tuple[int, ...], timeout: float = worker
     counts = _grid(grid)
     if 0 in counts:
         return
+    lazy = [i for i, x in enumerate(values) if isinstance(x, torch.Tensor) and (x.is_neg() or x.is_conj())]
+    given = [values[i] for i in lazy]
+    for i in lazy:  # memory holds the opposite sign: the kernel gets a copy that holds the values
+        values[i] = values[i].resolve_neg().resolve_conj().detach()
+    before = [values[i]._version for i in lazy]
     with worker.lock, torch.no_grad():
         ranges = _ranges(compiled, values)
-        memory = _Shared.of(worker.current(), sum(r.room for r in ranges.values()) + GUARD)
+        used = sum(entry.room for entry in ranges.values())
+        memory = _Arena.of(worker.current(), used)
         memory.put(ranges)
         request = {
             "name": compiled.kernel,
             "key": _key(compiled),
             "size": memory.size,
+            "used": used,
             "grid": counts,
             "arguments": _arguments(compiled, values, ranges),
         }
-        _launch(compiled, request, timeout)
-        memory.get(compiled, ranges)
+        try:
+            try:
+                _launch(compiled, request, timeout)
+            except CompileError as problem:
+                problem.ttir, problem.linalg = compiled.ttir, compiled.linalg
+                raise
+            memory.check(compiled, ranges)
+            memory.get(ranges)
+        except BaseException:
+            memory.poison(0, memory.size)
+            raise
+        for entry in ranges.values():
+            memory.poison(entry.place, entry.length)
+        for i, target, version in zip(lazy, given, before, strict=True):
+            if values[i]._version != version:
+                target.copy_(values[i])
 
 
 def _launch(compiled: Compiled, request: dict, timeout: float) -> None:
     live = worker.current()
     reply = worker.call("run", timeout=timeout, **request)
     if reply.get("missing"):
-        worker.call(
+        loaded = worker.call(
             "load",
             key=request["key"],
             name=compiled.kernel,
             linalg=compiled.linalg,
             cache=str(toolchain.cache_root() / "native"),
         )
+        if loaded["keep"] is not None:
+            path, data = loaded["keep"]
+            toolchain.keep(Path(path), data)
         if worker.current() is not live:
             raise RuntimeError("the worker was replaced between loading and launching a kernel")
         worker.call("run", timeout=timeout, **request)
@@ -145,6 +174,9 @@ def _check(name: str, kind: str, value) -> None:
             raise TypeError(f"{name}: the kernel was compiled for {kind}, got a tensor of {value.dtype}")
         if value.device.type != "cpu" or value.layout != torch.strided:
             raise ValueError(f"{name}: expected a strided CPU tensor, got {value.layout} on {value.device}")
+        wrapper = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        if wrapper or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise ValueError(f"{name}: expected a tensor with memory, got a {type(value).__name__} wrapper")
         return
     if kind not in SCALARS:
         raise TypeError(f"{name}: a scalar of type {kind} cannot be passed at run time")
@@ -169,15 +201,15 @@ def _grid(grid) -> tuple[int, int, int]:
 
 
 class _Range:
-    """Bytes [low, high) of one storage, which one or more tensors of a call lie in, and their place in
-    the memory.
+    """Bytes [low, high) of one storage, which one or more tensors of a call lie in, and their place in the
+    arena.
     """
 
     def __init__(self, storage) -> None:
         self.storage, self.low, self.high = storage, None, None
-        self.tensors, self.place = [], 0
+        self.tensors, self.names, self.place = [], [], 0
 
-    def include(self, tensor) -> None:
+    def include(self, name: str, tensor) -> None:
         size = tensor.element_size()
         low = tensor.storage_offset() * size
         span = (
@@ -188,10 +220,12 @@ class _Range:
         self.low = low if self.low is None else min(self.low, low)
         self.high = low + span * size if self.high is None else max(self.high, low + span * size)
         self.tensors.append(tensor)
+        self.names.append(name)
 
     @property
     def room(self) -> int:
-        return -(-self.length // GUARD) * GUARD + GUARD
+        """Bytes of the arena: the range and a guard on each side, aligned."""
+        return 2 * GUARD + -(-self.length // ALIGNMENT) * ALIGNMENT
 
     @property
     def length(self) -> int:
@@ -201,6 +235,30 @@ class _Range:
     def address(self) -> int:
         return self.storage.data_ptr() + self.low
 
+    @functools.cached_property
+    def owned(self):
+        """bool [length], which bytes are elements of a tensor of the call; None when all are."""
+        import torch
+
+        if any(x.numel() * x.element_size() == self.length and _dense(x) for x in self.tensors):
+            return None
+        owned = torch.zeros(self.length, dtype=torch.bool)
+        for x in self.tensors:
+            size = x.element_size()
+            at = x.storage_offset() * size - self.low
+            owned.as_strided((*x.shape, size), (*(s * size for s in x.stride()), 1), at).fill_(True)
+        return owned
+
+
+def _dense(tensor) -> bool:
+    """Do the elements lie in memory without a gap and without sharing a place, in whatever order?"""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
 
 def _ranges(compiled: Compiled, values: list) -> dict[int, _Range]:
     """One range a storage (so that views of one tensor stay views of one tensor), placed one behind the
@@ -209,10 +267,10 @@ def _ranges(compiled: Compiled, values: list) -> dict[int, _Range]:
     import torch
 
     ranges: dict[int, _Range] = {}
-    for value in values:
+    for name, value in zip(compiled.arguments, values, strict=True):
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
-            ranges.setdefault(storage.data_ptr(), _Range(storage)).include(value)
+            ranges.setdefault(storage.data_ptr(), _Range(storage)).include(name, value)
     place = GUARD
     for entry in ranges.values():
         entry.place = place
@@ -221,7 +279,7 @@ def _ranges(compiled: Compiled, values: list) -> dict[int, _Range]:
 
 
 def _arguments(compiled: Compiled, values: list, ranges: dict[int, _Range]) -> list[tuple]:
-    """(struct code or "ptr", value or place in the memory, element count) for each argument."""
+    """(struct code or "ptr", value or place in the arena, element count) for each argument."""
     out = []
     for name, value in zip(compiled.arguments, values, strict=True):
         kind = compiled.signature[name]
@@ -236,8 +294,8 @@ def _arguments(compiled: Compiled, values: list, ranges: dict[int, _Range]) -> l
     return out
 
 
-class _Shared:
-    """This process's view of a worker's shared memory; grows to the largest call.
+class _Arena:
+    """This process's view of a worker's shared memory; grows to the largest call. All poison between calls.
 
     Plain memmove and memcmp: torch would start its threads for a copy, which costs more than most launches.
     """
@@ -247,31 +305,73 @@ class _Shared:
         os.ftruncate(descriptor, size)
         self.map = mmap.mmap(descriptor, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.poison(0, size)
 
     @staticmethod
-    def of(live: worker.Worker, size: int) -> _Shared:
+    def of(live: worker.Worker, size: int) -> _Arena:
         view = getattr(live, "shared_view", None)
         if view is None or view.size < size:
-            live.shared_view = view = _Shared(live.memory, 1 << max(20, (size - 1).bit_length()))
+            live.shared_view = view = _Arena(live.memory, 1 << max(20, (size - 1).bit_length()))
         return view
 
-    def put(self, ranges: dict[int, _Range]) -> None:
-        """Copy every range in, guards around each."""
-        ctypes.memset(self.address, GUARD_BYTE, GUARD)
-        for entry in ranges.values():
-            at = self.address + entry.place
-            ctypes.memmove(at, entry.address, entry.length)
-            ctypes.memset(at + entry.length, GUARD_BYTE, entry.room - entry.length)
+    def poison(self, at: int, length: int) -> None:
+        ctypes.memset(self.address + at, POISON, length)
 
-    def get(self, compiled: Compiled, ranges: dict[int, _Range]) -> None:
-        """Check the guards, then copy back the ranges that the kernel changed."""
+    def bytes(self, entry: _Range):
+        """The range's bytes in the arena, as a tensor: uint8 [length]."""
         import torch
 
-        guards = [(0, GUARD), *((r.place + r.length, r.room - r.length) for r in ranges.values())]
-        if any(_memcmp(self.address + at, _INTACT, size) for at, size in guards):
-            raise RuntimeError(f"{compiled.kernel} stored outside its tensors (next to one of them)")
+        return torch.frombuffer(self.map, dtype=torch.uint8, count=entry.length, offset=entry.place)
+
+    def put(self, ranges: dict[int, _Range]) -> None:
+        """Copy every range in; what lies between the elements of strided tensors stays poison."""
+        for entry in ranges.values():
+            ctypes.memmove(self.address + entry.place, entry.address, entry.length)
+            if entry.owned is not None:
+                self.bytes(entry).masked_fill_(~entry.owned, POISON)
+
+    def check(self, compiled: Compiled, ranges: dict[int, _Range]) -> None:
+        """RuntimeError when a byte that no tensor owns has changed; names the nearest argument."""
+        for entry in ranges.values():
+            begin, end = entry.place - GUARD, entry.place - GUARD + entry.room
+            behind = entry.place + entry.length
+            if entry.owned is not None:
+                strange = (self.bytes(entry) != POISON) & ~entry.owned
+                if strange.any():
+                    self._outside(compiled, entry, int(strange.nonzero()[0]))
+            for at, size in ((begin, GUARD), (behind, end - behind)):
+                if _memcmp(self.address + at, _INTACT, size):
+                    found = self.map[at : at + size]
+                    hit = [i for i in range(0, size, 64) if found[i : i + 64] != _LINE[: size - i]]
+                    first = hit[-1] if at == begin else hit[0]  # the one nearest to the tensor
+                    first += next(i for i, x in enumerate(found[first : first + 64]) if x != POISON)
+                    self._outside(compiled, entry, at + first - entry.place)
+
+    def _outside(self, compiled: Compiled, entry: _Range, offset: int) -> None:
+        """Raise for a byte written at this offset into a range; the argument that begins nearest is named."""
+        distances = []
+        for name, tensor in zip(entry.names, entry.tensors, strict=True):
+            size = tensor.element_size()
+            index = (offset + entry.low) // size - tensor.storage_offset()
+            distances.append((abs(index) * size, index, name, tensor))
+        _, index, name, tensor = min(distances, key=lambda x: x[0])
+        raise RuntimeError(
+            f"{compiled.kernel} stored outside its tensors: "
+            f"at {name} {'-' if index < 0 else '+'} {abs(index)} elements; "
+            f"{name} has shape {list(tensor.shape)} and strides {list(tensor.stride())}"
+        )
+
+    def get(self, ranges: dict[int, _Range]) -> None:
+        """Copy back the ranges that the kernel changed."""
+        import torch
+
         for entry in ranges.values():
             at = self.address + entry.place
+            if entry.owned is not None:  # what is not owned is the caller's still
+                before = torch.frombuffer(
+                    (ctypes.c_char * entry.length).from_address(entry.address), dtype=torch.uint8
+                )
+                self.bytes(entry).copy_(torch.where(entry.owned, self.bytes(entry), before))
             if _memcmp(at, entry.address, entry.length):
                 ctypes.memmove(entry.address, at, entry.length)
                 for tensor in entry.tensors:
@@ -280,5 +380,6 @@ class _Shared:
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_intact_buffer = ctypes.create_string_buffer(bytes([GUARD_BYTE]) * (2 * GUARD), 2 * GUARD)
+_intact_buffer = ctypes.create_string_buffer(bytes([POISON]) * (GUARD + ALIGNMENT), GUARD + ALIGNMENT)
 _INTACT = ctypes.addressof(_intact_buffer)
+_LINE = bytes([POISON]) * 64

@@ -2,9 +2,11 @@
 hang on.
 
 A kernel arrives as a @triton.jit function of whichever triton this process has (compiled or interpreted,
-autotuned or not), as a plain function, or as the text "package.module:kernel" or "file.py:kernel". The
-worker imports the module anew under the Ascend triton, so all that is needed here is its file. A kernel
-typed into a notebook or a console has no file: its source and what it uses are written to one.
+autotuned or not), as a plain function, or as the text "package.module:kernel" or "file.py:kernel".
+
+What is compiled of a function is this very object with its globals as they are now, whatever its name stands
+for in its module by then: `session.py` writes it to a file of its own. A text names a file that the worker
+imports anew; where this process has imported that module, the text means the function in it.
 """
 
 from __future__ import annotations
@@ -15,20 +17,19 @@ import hashlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
-import textwrap
 import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from wyfast_lib.ascend import toolchain
-from wyfast_lib.ascend.errors import CompileError
+from wyfast_lib.ascend import session
 
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A kernel's address: `file` and `name` in it, `module` (its import name or ""), `digest` of file
-    and imports.
+    """A kernel's address: `file` and `name` in it, `module` (its import name or ""), `digest` of all that its
+    text depends on: the file, the modules that it imports, the environment that these read.
     """
 
     module: str
@@ -43,38 +44,20 @@ def find(kernel) -> KernelSource:
     if isinstance(kernel, str):
         return _from_text(kernel)
     function = unwrap(kernel)
-    file = _file_of(function)
-    if function.__module__ == "__main__" or file is None:
-        file, module = _write_session_source(function), ""
-    else:
-        module = function.__module__
-    if "<locals>" in function.__qualname__:
-        raise CompileError(
-            f"{function.__qualname__} is defined inside a function: the worker cannot import it. "
-            "Move the kernel to the top of its module",
-            "kernel",
-        )
-    return KernelSource(
-        module,
-        file,
-        function.__qualname__,
-        digest(file, module),
-        tuple(inspect.signature(function).parameters),
-    )
+    file = str(session.write(function))
+    parameters = tuple(inspect.signature(function).parameters)
+    return KernelSource("", file, function.__name__, digest(file, ""), parameters)
 
 
 def unwrap(kernel) -> types.FunctionType:
     """The Python function under @triton.jit, @triton.autotune, @triton.heuristics and the interpreter's
     wrapper.
     """
-    function = kernel
-    while not inspect.isfunction(function):
-        inner = getattr(function, "fn", None)
-        if inner is None:
-            raise TypeError(
-                f"kernel: expected a @triton.jit function or 'module:kernel', got {type(kernel).__name__}"
-            )
-        function = inner
+    function = session.plain(kernel)
+    if function is None:
+        raise TypeError(
+            f"kernel: expected a @triton.jit function or 'module:kernel', got {type(kernel).__name__}"
+        )
     return function
 
 
@@ -87,7 +70,10 @@ def _from_text(text: str) -> KernelSource:
         if not path.is_file():
             raise ValueError(f"kernel: there is no file {place}")
     else:
-        path, module = _module_file(place), place
+        live = getattr(sys.modules.get(place), name, None)
+        if session.plain(live) is not None:
+            return find(live)
+        path, module = module_file(place), place
         if path is None:
             raise ValueError(f"kernel: no module {place} with a source file among the importable ones")
     stat = path.stat()
@@ -108,7 +94,7 @@ def _functions(file: str, mtime: int, size: int) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _module_file(module: str) -> Path | None:
+def module_file(module: str) -> Path | None:
     """The source file of a module that is not necessarily imported; parents' __init__ are not run."""
     top, *rest = module.split(".")
     try:
@@ -133,151 +119,116 @@ def _module_file(module: str) -> Path | None:
     return None
 
 
-def _file_of(function: types.FunctionType) -> str | None:
-    path = inspect.getsourcefile(function)
-    module = sys.modules.get(function.__module__)
-    if not path or not os.path.isfile(path) or getattr(module, "__file__", None) is None:
-        return None
-    return str(Path(path).resolve())
+# ---- the hash of a file and of all that it depends on ----
 
-
-# ---- the hash of a file and of what it imports from its own package or folder ----
+# Imported by kernels and not followed: the standard library, and what the toolchain's own hash stands for.
+_SETTLED = {*sys.stdlib_module_names, "triton", "torch", "numpy", "wyfast_lib"}
 
 
 def digest(file: str, module: str) -> str:
-    """SHA-256 of a module's file and, transitively, of the files it imports from its own package or its
-    own folder.
+    """SHA-256 of a module's file, of the files that it imports, and of the environment variables that any of
+    them reads. Followed are imports from its own package or folder and from wherever Python finds modules; of
+    an installed package that is not its own only the module itself.
     """
     seen: dict[str, str] = {}
+    variables: set[str] = set()
     pending = [(Path(file), module)]
+    root = str(Path(file).parent)  # the worker puts the kernel's own folder on its import path
     while pending:
         path, name = pending.pop()
         if str(path) in seen:
             continue
         stat = path.stat()
-        seen[str(path)], imported = _scan(str(path), name, stat.st_mtime_ns, stat.st_size)
-        pending.extend((Path(f), m) for f, m in imported)
-    return hashlib.sha256(
-        "\n".join(f"{Path(p).name} {h}" for p, h in sorted(seen.items())).encode()
-    ).hexdigest()
+        seen[str(path)], imported, read = _scan(str(path), name, root, stat.st_mtime_ns, stat.st_size)
+        variables |= read
+        for found, as_module in imported:
+            if _follows(str(path), name, found, as_module):
+                pending.append((Path(found), as_module))
+            elif found not in seen:
+                seen[found] = hashlib.sha256(Path(found).read_bytes()).hexdigest()
+    lines = [f"{Path(p).name} {h}" for p, h in sorted(seen.items())]
+    names = sorted(os.environ) if None in variables else sorted(variables)
+    lines += [f"{name}={os.environ.get(name)}" for name in names]
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _follows(file: str, module: str, found: str, as_module: str) -> bool:
+    installed = re.search(r"/(site|dist)-packages/", found)
+    return not installed or module.partition(".")[0] == as_module.partition(".")[0] != ""
 
 
 @functools.lru_cache(maxsize=4096)
-def _scan(file: str, module: str, mtime: int, size: int) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """(hash of one file, ((file, module) it imports from its own package or folder)). mtime and size:
-    cache keys.
+def _scan(
+    file: str, module: str, root: str, mtime: int, size: int
+) -> tuple[str, tuple[tuple[str, str], ...], frozenset]:
+    """(hash of one file, ((file, module) it imports), environment variables that it reads; None among these
+    when their names are computed). mtime and size: cache keys.
     """
     text = Path(file).read_bytes()
+    tree = ast.parse(text)
     package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
-    top = module.partition(".")[0]
-    found = []
-    for node in ast.walk(ast.parse(text)):
+    found = {}
+    for name in _imported(tree, package):
+        own = module.partition(".")[0] == "wyfast_lib" and name.startswith("wyfast_lib.")
+        if name.partition(".")[0] in _SETTLED and not own:
+            continue
+        for folder in dict.fromkeys((Path(file).parent, Path(root))):
+            for path in _files_of(name, folder):
+                found[str(path)] = name
+    return hashlib.sha256(text).hexdigest(), tuple(found.items()), _variables(tree)
+
+
+def _imported(tree: ast.Module, package: str) -> list[str]:
+    """Absolute names of all that a module may import, wherever the statement stands."""
+    names: list[str] = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parent = package.split(".")[: len(package.split(".")) - node.level + 1] if package else []
                 base = ".".join(filter(None, (*parent, node.module)))
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names if base)]
-        else:
-            continue
-        for name in filter(None, names):
-            own = Path(file).parent / f"{name}.py"
-            if top and name.partition(".")[0] == top and "." in module:
-                if path := _module_file(name):
-                    found.append((str(path), name))
-            elif own.is_file():
-                found.append((str(own), name))
-    return hashlib.sha256(text).hexdigest(), tuple(found)
+            names += [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+    return [name for name in dict.fromkeys(names) if name]
 
 
-# ---- kernels without a file: notebooks, consoles, __main__ ----
-
-
-def _write_session_source(function: types.FunctionType) -> str:
-    """Write a session's kernel, its helpers and its constants to a file in the cache; return the path."""
-    text = session_source(function)
-    name = hashlib.sha256(text.encode()).hexdigest()[:24]
-    path = toolchain.cache_root() / "session-kernels" / f"kernel_{name}.py"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(text)
-        partial.replace(path)
-    return str(path)
-
-
-def session_source(function: types.FunctionType) -> str:
-    """A self-contained module for a function typed into a session: its source with every global that it uses.
-
-    Modules become imports, numbers, strings and tl.constexpr become assignments, functions of the session
-    are written out too. Raises CompileError naming a global that is none of these.
+def _files_of(name: str, folder: Path) -> list[Path]:
+    """The files that importing `name` runs: its own and its parents' __init__; looked for beside the
+    importing file first (`folder`), then wherever Python finds modules. Empty for what is no module.
     """
-    parts: dict[str, str] = {}
-    _collect(function, parts)
-    return "\n".join(parts.values())
+    parts = name.split(".")
+    base = folder.joinpath(*parts)
+    for own in (base.with_suffix(".py"), base / "__init__.py"):
+        if own.is_file():
+            parents = [folder.joinpath(*parts[:i], "__init__.py") for i in range(1, len(parts))]
+            return [own.resolve(), *(p.resolve() for p in parents if p.is_file())]
+    path = module_file(name)
+    if path is None:
+        return []
+    outer = [".".join(parts[:i]) for i in range(1, len(parts))]
+    return [path, *filter(None, (module_file(p) for p in outer if p != "wyfast_lib"))]
 
 
-def _collect(function: types.FunctionType, parts: dict[str, str]) -> None:
-    try:
-        source = inspect.getsource(function)
-    except OSError as problem:
-        raise CompileError(
-            f"the source of {function.__name__} cannot be read ({problem}): put the kernel into a file",
-            "kernel",
-        ) from None
-    parts.setdefault(function.__name__, "")  # a mark against recursion; the text comes after what it uses
-    for name in _global_names(function, ast.parse(textwrap.dedent(source)).body[0]):
-        if name not in parts and name in function.__globals__:
-            _collect_global(function, name, function.__globals__[name], parts)
-    parts.pop(function.__name__)
-    parts[function.__name__] = source
+def _variables(tree: ast.Module) -> frozenset:
+    """Names of the environment variables that a module reads; None among them when a name is computed."""
+    if not any(_is_environment(node) for node in ast.walk(tree)):
+        return frozenset()
+    found: set = set()
+    for node in ast.walk(tree):
+        key = None
+        if isinstance(node, ast.Subscript) and _is_environment(node.value):
+            key = node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, (ast.Attribute, ast.Name)):
+            if _is_environment(node.func) or _is_environment(getattr(node.func, "value", None)):
+                key = node.args[0] if node.args else node
+        elif isinstance(node, ast.Compare) and any(_is_environment(c) for c in node.comparators):
+            key = node.left
+        if key is not None:
+            found.add(key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None)
+    return frozenset(found or {None})
 
 
-def _global_names(function: types.FunctionType, definition: ast.FunctionDef) -> list[str]:
-    """Names that a function takes from its module: in its body, and in its decorators, annotations and
-    defaults.
-    """
-    arguments = definition.args
-    outside = [*definition.decorator_list, *arguments.defaults, *filter(None, arguments.kw_defaults)]
-    outside += [
-        a.annotation for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if a.annotation
-    ]
-    outside += [definition.returns] if definition.returns else []
-    local = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
-    inside = {
-        node.id for line in definition.body for node in ast.walk(line) if isinstance(node, ast.Name)
-    } - local
-    return sorted(
-        inside | {node.id for part in outside for node in ast.walk(part) if isinstance(node, ast.Name)}
-    )
-
-
-def _collect_global(function: types.FunctionType, name: str, value, parts: dict[str, str]) -> None:
-    if isinstance(value, types.ModuleType):
-        parts[name] = (
-            f"import {value.__name__} as {name}"
-            if "." in value.__name__ or value.__name__ != name
-            else f"import {name}"
-        )
-    elif type(value).__name__ == "constexpr" and isinstance(value.value, (bool, int, float, str, type(None))):
-        parts[name] = f"import triton.language\n{name} = triton.language.constexpr({value.value!r})"
-    elif isinstance(value, (bool, int, float, str, type(None))):
-        parts[name] = f"{name} = {value!r}"
-    elif inspect.isfunction(value) or hasattr(value, "fn"):
-        inner = unwrap(value)
-        if inner.__module__ == "__main__" or _file_of(inner) is None:
-            _collect(inner, parts)
-            if name != inner.__name__:
-                parts[name] = f"{name} = {inner.__name__}"
-        else:
-            parts[name] = f"from {inner.__module__} import {inner.__name__} as {name}"
-    elif inspect.isclass(value) and value.__module__ != "__main__":
-        parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
-    else:
-        raise CompileError(
-            f"{function.__name__} uses {name}, a {type(value).__name__} of this session, which cannot "
-            "be written to a file: put the kernel into a module",
-            "kernel",
-        )
+def _is_environment(node) -> bool:
+    name = getattr(node, "attr", None) or getattr(node, "id", None)
+    return name in ("environ", "getenv")

@@ -25,6 +25,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -60,7 +61,8 @@ class Transfer:
 class Trace:
     """What one call issues. `instructions`: (name, integer operands, times in a row), addresses left out;
     `scalar`: single elements that the scalar unit reads and writes, by memory ("UB read": 32);
-    `functions`: the (mangled) library functions that ran; `error`: why there is no trace, else "".
+    `functions`: the (mangled) library functions that ran; `truncated`: it issues more than the log holds, so
+    that what stands here is a part; `error`: why there is no trace, else "".
     """
 
     template: str
@@ -249,7 +251,7 @@ def describe(
     without a toolchain.
     """
     bitcode = library_path(target, core)
-    index = _index_path(bitcode)
+    index = _writable(_index_path(bitcode))
     if not index.exists():
         trace(
             [(template, [])] if arguments is None else [(template, arguments)], target, core
@@ -341,14 +343,12 @@ def trace(calls: list, target: str, core: str) -> list:
     such template or where its body cannot run here. Raises ToolchainMissing.
     """
     bitcode = library_path(target, core)
-    index = _index_path(bitcode)
+    index = _writable(_index_path(bitcode))
     folder = index.with_suffix(f".{_script_digest()}")  # what the library says, as read by this script
     keys = [hashlib.sha256(json.dumps(c, sort_keys=True).encode()).hexdigest()[:32] for c in calls]
     answers = {k: _read(folder / f"{k}.json") for k in dict.fromkeys(keys)}
     missing = {k: c for k, c in zip(keys, calls, strict=False) if answers[k] is None}
     if missing:
-        index.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(exist_ok=True)
         for key, answer in zip(missing, _ask(bitcode, index, list(missing.values())), strict=False):
             answers[key] = answer
             if "signal" not in answer.get("error", ""):  # a process that died may have died of something else
@@ -365,7 +365,7 @@ def _as_trace(template: str, answer: dict) -> Trace:
         answer["scalar"],
         tuple(answer["functions"]),
         answer["missing_arguments"],
-        answer["log_words"] > 1 << 21,
+        answer["log_words"] > device_code.LOG_WORDS,
     )
 
 
@@ -386,18 +386,18 @@ def _ask(bitcode: Path, index: Path, calls: list) -> list:
         answers += got
         if len(got) < len(rest):
             if done.returncode >= 0:
-                raise WorkerCrashed(f"reading the template library failed:\n{done.stderr[-2000:]}")
+                raise WorkerCrashed(f"reading the template library failed:\n{done.stderr[-2000:]}", "hivm")
             answers.append({"error": f"its body cannot run on this CPU (signal {-done.returncode})"})
     return answers
 
 
 def _run(request: dict) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(toolchain.locate())}
+    env = {**os.environ, "PYTHONPATH": str(toolchain.locate()), "PYTHONUTF8": "1"}
     return subprocess.run(
         [sys.executable, str(_script())],
         input=json.dumps(request),
         env=env,
-        text=True,
+        encoding="utf-8",
         capture_output=True,
         timeout=300,
     )
@@ -405,12 +405,26 @@ def _run(request: dict) -> subprocess.CompletedProcess:
 
 def _read(path: Path) -> dict | None:
     try:
-        return json.loads(path.read_text())
+        answer = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return answer if isinstance(answer, dict) and ("error" in answer or "instructions" in answer) else None
 
 
 def _write(path: Path, answer: dict) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(answer))
-    os.replace(partial, path)
+    toolchain.keep(path, json.dumps(answer).encode())
+
+
+def _writable(index: Path) -> Path:
+    """The index's place in the cache, or where that cannot be written one in a directory of this process."""
+    if index.is_file():
+        return index
+    if toolchain.keep(index.with_suffix(".probe"), b"0"):
+        index.with_suffix(".probe").unlink(missing_ok=True)
+        return index
+    return Path(_own_folder().name) / index.name
+
+
+@cache
+def _own_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="wyfast-templates-")

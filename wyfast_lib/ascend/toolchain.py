@@ -12,6 +12,9 @@ WYFAST_ASCEND_TOOLCHAIN (a ready directory, used as it is).
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -19,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from wyfast_lib.ascend.errors import ToolchainMissing
@@ -29,27 +33,49 @@ DISK_BYTES = 1 << 30  # what the installed directory takes, rounded up: 0.94 GB
 
 
 def cache_root() -> Path:
-    """Directory of everything that wyfast keeps between sessions; not created here."""
+    """Directory of everything that wyfast keeps between sessions; not created here.
+
+    For a user without a home directory it is in the directory of temporary files.
+    """
     if explicit := os.environ.get("WYFAST_CACHE"):
         return Path(explicit).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base).expanduser().absolute() / "wyfast"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base).expanduser().absolute() / "wyfast"
+    try:
+        return Path.home().absolute() / ".cache" / "wyfast"
+    except RuntimeError:  # HOME is not set and the user has no entry to look it up in
+        return Path(tempfile.gettempdir()) / f"wyfast-{os.getuid()}"
+
+
+def keep(path: Path, data: bytes) -> bool:
+    """Write a cache entry, whole or not at all. Where the cache cannot be written, say so once and go on."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        partial.replace(path)
+        return True
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        _say_once(f"{cache_root()} cannot be written ({problem.strerror}): going on without a cache")
+        return False
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def requirements_file() -> Path:
-    """requirements-ascend.txt at the top of the clone: the one list of the toolchain's exact pins."""
-    path = Path(__file__).resolve().parents[2] / "requirements-ascend.txt"
-    if not path.is_file():
-        raise ToolchainMissing(
-            f"{path.name} is not beside the package: install wyfast from a clone with "
-            "`pip install --editable .`, or name a ready toolchain directory in WYFAST_ASCEND_TOOLCHAIN"
-        )
-    return path
+    """The one list of the toolchain's exact pins: package data beside this module."""
+    return Path(__file__).with_name("requirements-ascend.txt")
 
 
 def pins() -> tuple[str, ...]:
     """The pins, `name==version` each, in the order of the file."""
-    lines = (line.split("#", 1)[0].strip() for line in requirements_file().read_text().splitlines())
+    text = requirements_file().read_text(encoding="utf-8")
+    lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 
 
@@ -57,6 +83,44 @@ def versions() -> str:
     """One short hash of the pins and of the Python that their wheels are for; a part of every cache key."""
     text = "\n".join((*pins(), f"cp{sys.version_info[0]}{sys.version_info[1]}", platform.machine()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+#: What of the toolchain decides a result: its compilers, their libraries, and triton's own Python code.
+_DECIDING = ("triton/**/*.py", "triton/**/*.so", "triton/backends/ascend/triton-adapter-opt*",
+             "ascendnpuir/bin/*", "ascendnpuir/lib/*", "triton_ascend-*.dist-info/RECORD",
+             "ascendnpu_ir-*.dist-info/RECORD")  # fmt: skip
+
+
+def fingerprint() -> str:
+    """Hash of size and time of every file that decides a result: a patched toolchain is another one."""
+    path = directory()
+    lines = []
+    for name in _deciding(str(path)):
+        try:
+            stat = os.stat(name)
+        except OSError:
+            continue
+        lines.append(f"{name[len(str(path)):]} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _deciding(path: str) -> tuple[str, ...]:
+    root = Path(path)
+    return tuple(sorted({str(p) for pattern in _DECIDING for p in root.glob(pattern) if p.is_file()}))
+
+
+def options() -> tuple[str, ...]:
+    """Names of triton-ascend's compile options, read from its source without importing it."""
+    source = locate() / "triton/backends/ascend/compiler.py"
+    return _options(str(source), source.stat().st_mtime_ns)
+
+
+@functools.cache
+def _options(source: str, mtime: int) -> tuple[str, ...]:
+    tree = ast.parse(Path(source).read_text(encoding="utf-8"))
+    (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "NPUOptions")
+    return tuple(n.target.id for n in found.body if isinstance(n, ast.AnnAssign))
 
 
 def directory() -> Path:
@@ -188,7 +252,7 @@ def _install_into(path: Path, report) -> None:
         )
     if reason := _problem(staging):
         raise ToolchainMissing(f"pip succeeded, but {reason}")
-    (staging / MARKER).write_text("\n".join(pins()) + "\n")
+    (staging / MARKER).write_text("\n".join(pins()) + "\n", encoding="utf-8")
     shutil.rmtree(path, ignore_errors=True)
     staging.rename(path)
 

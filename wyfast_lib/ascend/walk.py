@@ -375,11 +375,22 @@ class Walker:
             raise HivmError(f"walk of {self.function.name} exceeds {MAX_STEPS} operations: give fewer tasks")
         handler = _HANDLERS.get(op.name)
         if handler is not None:
-            handler(self, op)
+            try:
+                handler(self, op)
+            except HivmError:
+                raise
+            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as problem:
+                # A form of an operation that was not met before: what follows from it would be guesswork.
+                where = f"{self.function.name}, HIVM line {op.line}"
+                raise HivmError(f"{where}: cannot follow {op.name} ({problem}): {op.text}") from problem
         elif op.name.startswith("hivm_regbaseintrins"):
             if self.vector_function is not None:
                 self.vector_function[op.name.removeprefix("hivm_regbaseintrins.intr.hivm.")] += 1
             self.bind(op, [])
+        elif op.results and _makes_memref(op):
+            # Passed over, every access through this buffer would be missing from the counts.
+            where = f"{self.function.name}, HIVM line {op.line}"
+            raise HivmError(f"{where}: {op.name} makes a buffer and is not known: {op.text}")
         else:
             if not op.name.startswith(
                 ("hivm.hir.set_mask", "hivm.hir.set_ctrl", "hivm.hir.set_ffts", "llvm.")
@@ -556,6 +567,11 @@ class Walker:
         bare = replace(source, offset=0, sizes=(), full=(), strides=())
         self.bind(op, [bare, source.offset, *source.sizes, *source.strides])
 
+    def op_bitcast(self, op: Op):
+        """hivm.hir.bitcast: the same elements read as another type of the same width."""
+        source, result = re.match(r"(%[\w#-]+) : .* -> (memref<.*>)$", op.text).groups()
+        self.bind(op, [replace(self.value(source), dtype=parse_memref(result).dtype)])
+
     def op_alloca(self, op: Op):
         """memref.alloca: a few integers on the scalar unit's stack."""
         memref = parse_memref(op.text[op.text.index("memref<") :])
@@ -635,6 +651,12 @@ class Walker:
         pipes = ">".join(re.findall(r"<(?:PIPE_)?(\w+)>", op.text.split("]")[0])[:2])
         self.out.syncs[(self.function.core, op.name.removeprefix("hivm.hir."), pipes, self.loop)] += 1
         self.bind(op, [])
+
+
+def _makes_memref(op: Op) -> bool:
+    """Is the type of the operation's result, the last one in its text, a buffer?"""
+    last = re.split(r"->|\bto\b| : ", op.text)[-1]
+    return last.strip().startswith("memref<")
 
 
 def _view(root: str, memref: MemrefType, base) -> View:
@@ -813,6 +835,7 @@ _HANDLERS = {
     "memref.expand_shape": Walker.op_expand_shape,
     "memref.transpose": Walker.op_transpose,
     "memref.extract_strided_metadata": Walker.op_metadata,
+    "hivm.hir.bitcast": Walker.op_bitcast,
     "memref.alloca": Walker.op_alloca,
     "memref.load": Walker.op_load,
     "memref.store": Walker.op_store,

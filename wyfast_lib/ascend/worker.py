@@ -29,6 +29,14 @@ TIMEOUT_S = 600.0
 LOG_TAIL_LINES = 12
 
 
+#: What a request that ends the worker itself was about, as `CompileError.stage` says it.
+_STAGE = {"compile": "kernel", "load": "native", "run": "native"}
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
 class Worker:
     """One live worker. `call` sends a request and waits; `close` ends it."""
 
@@ -53,13 +61,12 @@ class Worker:
         finally:
             os.close(reply_write)
         self.reply = reply_read
-        self.loaded: dict[str, str] = {}  # kernel file -> digest of what the worker imported
 
     def call(self, request: dict, timeout: float, pass_path: bool = True) -> dict:
         """Send one request, return its reply. Raises WorkerCrashed when no reply comes."""
         os.ftruncate(self.log.fileno(), 0)
         if pass_path:
-            request = {**request, "path": [p for p in sys.path if p]}
+            request = {**request, "path": [p for p in sys.path if p], "environment": dict(os.environ)}
         data = pickle.dumps(request)
         try:
             self.process.stdin.write(struct.pack("<Q", len(data)) + data)
@@ -69,13 +76,15 @@ class Worker:
             return pickle.loads(self._read(length, deadline))
         except (BrokenPipeError, EOFError):
             raise WorkerCrashed(
-                f"the Ascend worker {self._end()} while it handled {request['do']!r}{self._tail()}"
+                f"the Ascend worker {self._end()} while it handled {request['do']!r}{self._tail()}",
+                _STAGE[request["do"]],
             ) from None
         except TimeoutError:
             tail = self._tail()
             self.close(kill=True)
             raise WorkerCrashed(
-                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended{tail}"
+                f"the Ascend worker did not answer {request['do']!r} in {timeout:.0f} s and was ended{tail}",
+                _STAGE[request["do"]],
             ) from None
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -96,9 +105,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with status {code}"
+        return _ending(code)
 
     def _tail(self) -> str:
         self.log.seek(0)
@@ -134,6 +141,7 @@ def _environment(directory: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(directory), environment.get("PYTHONPATH"))))
     environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    environment["PYTHONUTF8"] = "1"  # kernels and compilers' texts are UTF-8, whatever the locale
     for name in ("TRITON_INTERPRET", "PYTHONSAFEPATH", "PYTHONSTARTUP"):
         environment.pop(name, None)
     return environment
@@ -157,18 +165,14 @@ def current() -> Worker:
     return _worker
 
 
-def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOUT_S, **payload) -> dict:
+def call(do: str, timeout: float = TIMEOUT_S, **payload) -> dict:
     """Have the worker do something; returns its reply. Starts a worker when there is none.
 
-    `source` = (file, digest) of the kernel's module: a worker that imported an older text of that file is
-    replaced. Raises CompileError with what the worker reported, or WorkerCrashed.
+    Every compilation imports its kernel's modules anew. Raises CompileError with what the worker reported, or
+    WorkerCrashed.
     """
     global _worker
     with lock:
-        if source and current().loaded.get(source[0], source[1]) != source[1]:
-            close()
-        if source:
-            current().loaded[source[0]] = source[1]
         current()
         try:
             reply = _worker.call({"do": do, **payload}, timeout)
@@ -179,11 +183,13 @@ def call(do: str, source: tuple[str, str] | None = None, timeout: float = TIMEOU
             _worker.close(kill=True)
             _worker = None
             raise
+        if "died" in reply:  # the child that compiled; the worker itself goes on
+            text = f"the Ascend worker {_ending(reply['died'])} while it handled {do!r}{_worker._tail()}"
+            raise WorkerCrashed(text, reply["stage"])
         if error := reply.get("error"):
-            diagnostics = (
-                _worker._tail() if error["stage"] in ("ttir", "native", do) else ""
-            )  # MLIR prints them
-            raise CompileError(error["message"] + diagnostics, error["stage"])
+            diagnostics = _worker._tail() if error["stage"] in ("ttir", "native") else ""  # MLIR prints them
+            texts = error.get("ttir", ""), error.get("linalg", "")
+            raise CompileError(error["message"] + diagnostics, error["stage"], *texts)
     return reply
 
 

@@ -13,21 +13,20 @@ import importlib.util
 import torch
 
 from wyfast_lib.backends import ascend_plan as plan
+from wyfast_lib.backends import never_raises
 from wyfast_lib.backends.planned import Planned
 
 
+@never_raises
 def available() -> tuple[bool, str]:
     """Whether torch sees an NPU and `triton` is triton-ascend; the reason names what is missing."""
-    try:
-        npu = getattr(torch, "npu", None)
-        if npu is None or not npu.is_available():
-            return False, "torch sees no NPU: torch_npu with CANN is needed, imported before wyfast_lib"
-        if importlib.util.find_spec("triton") is None:
-            return False, "triton-ascend is not installed"
-        if importlib.util.find_spec("triton.backends.ascend") is None:
-            return False, "triton is installed over triton-ascend (they share a name): reinstall the latter"
-    except Exception as problem:  # a broken installation is a reason, not a crash
-        return False, f"{type(problem).__name__}: {problem}"
+    npu = getattr(torch, "npu", None)
+    if npu is None or not npu.is_available():
+        return False, "torch sees no NPU: torch_npu with CANN is needed, imported before wyfast_lib"
+    if importlib.util.find_spec("triton") is None:
+        return False, "triton-ascend is not installed"
+    if importlib.util.find_spec("triton.backends.ascend") is None:
+        return False, "triton is installed over triton-ascend (they share a name): reinstall the latter"
     return True, f"torch_npu on {npu.device_count()} NPU"
 
 

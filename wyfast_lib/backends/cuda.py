@@ -17,13 +17,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 
 import torch
+
+from wyfast_lib.backends import never_raises
+from wyfast_lib.precision import current as current_precision
+from wyfast_lib.precision import float32_precision as float32_precision  # public here
+from wyfast_lib.tensors import at_most_float32, resolved
 
 MINIMUM_TRITON = (3, 4)
 MAX_WIDTH = 512  # K and V
@@ -85,44 +88,29 @@ LAUNCH: dict[tuple[str, int, int, int], tuple[Tiles, ...]] = {
     ("dv_local", 0, 4, 128): (Tiles(16, 16, num_warps=16),),
 }
 
-_precision = os.environ.get("WYFAST_FLOAT32_PRECISION", "ieee")
 _plans: dict[tuple, Plan] = {}
 
 
-@contextmanager
-def float32_precision(mode: str) -> Iterator[None]:
-    """Products of float32 operands inside: "ieee" (the default) or "tf32", about 3e-4 relative error.
-
-    The environment variable WYFAST_FLOAT32_PRECISION sets it for a process. ValueError for anything else.
-    """
-    global _precision
-    if mode not in ("ieee", "tf32"):
-        raise ValueError(f"float32 precision must be 'ieee' or 'tf32', got {mode!r}")
-    before, _precision = _precision, mode
-    try:
-        yield
-    finally:
-        _precision = before
-
-
-@cache
+@never_raises
 def available() -> tuple[bool, str]:
-    """Is there a CUDA device (or Triton's interpreter) and a Triton that is new enough?"""
+    """Is there a CUDA device (or Triton's interpreter) and a Triton that is new enough?
+
+    Starts no device. Before CUDA runs in this process torch counts the devices by NVML where it can: asking
+    the CUDA runtime would make CUDA unusable in a process that is forked later.
+    """
     if importlib.util.find_spec("triton") is None:
         return False, "triton is not installed"
-    try:
-        import triton
+    import triton
 
-        version = tuple(int(x) for x in triton.__version__.split(".")[:2])
-    except Exception as error:  # a broken installation must be a reason, not a traceback
-        return False, f"triton cannot be imported: {error}"
+    version = tuple(int(x) for x in triton.__version__.split(".")[:2])
     if version < MINIMUM_TRITON:
         return False, f"triton {triton.__version__} is older than 3.4"
     if INTERPRET:
         return True, f"triton {triton.__version__} interpreter on the CPU"
-    if not torch.cuda.is_available() or torch.version.cuda is None:
+    count = 0 if torch.version.cuda is None else torch.cuda.device_count()
+    if count < 1:
         return False, "no CUDA device"
-    return True, f"triton {triton.__version__} on {torch.cuda.get_device_name()}"
+    return True, f"triton {triton.__version__} on {count} CUDA device{'s' if count > 1 else ''}"
 
 
 def check_call(k, v, beta, A, g, gk, chunks, needs_grad: bool) -> None:
@@ -167,7 +155,7 @@ def _check_limits(k, H: int, V: int, BT: int, chunks, tensors) -> None:
             raise NotImplementedError("bfloat16 needs compute capability 8.0: use float16 on this GPU")
 
 
-def forward(k, v, beta, A, g, gk, chunks):
+def forward(k, v, beta, A, g, gk, chunks, precision=None):
     """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wy_fast`, checked."""
     B, T, Hg, K = k.shape
     H, V = v.shape[2:]
@@ -187,15 +175,17 @@ def forward(k, v, beta, A, g, gk, chunks):
         (T, _per_row(T, BT, chunks)),
         _tasks(k, BT, chunks) * H,
         (H, Hg, K, V, BT),
+        precision or current_precision(),
     )
     return w, u
 
 
-def backward(k, v, beta, A, g, dw, du, chunks):
+def backward(k, v, beta, A, g, dw, du, chunks, precision=None):
     """(dk, dv, dbeta, dg) of the shapes and dtypes of (k, v, beta, g); dg is None when g is."""
     B, T, Hg, K = k.shape
     H, V = v.shape[2:]
-    k, v, beta, A, dw, du = _dense(k), _dense(v), _dense(beta), _dense(A), _dense(dw), _dense(du)
+    k, v, beta, A = _dense(k), _dense(v), _dense(beta), _dense(A)
+    dw, du = _dense(at_most_float32(dw)), _dense(at_most_float32(du))
     dk, dv, db = torch.empty_like(k), torch.empty_like(v), torch.empty_like(beta)
     dg = None
     if g is not None:
@@ -213,11 +203,12 @@ def backward(k, v, beta, A, g, dw, du, chunks):
         (T, _per_row(T, BT, chunks)),
         _tasks(k, BT, chunks) * Hg,
         (H, Hg, K, V, BT),
+        precision or current_precision(),
     )
     return dk, dv, db, dg
 
 
-def dv_local(q, k, do, g, scale, chunks, chunk_size: int):
+def dv_local(q, k, do, g, scale, chunks, chunk_size: int, precision=None):
     """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`, checked."""
     T, Hg, K = k.shape[1:]
     H, V = do.shape[2:]
@@ -232,6 +223,7 @@ def dv_local(q, k, do, g, scale, chunks, chunk_size: int):
         (T, _per_row(T, chunk_size, chunks), scale),
         _tasks(k, chunk_size, chunks) * Hg,
         (H, Hg, K, V, chunk_size),
+        precision or current_precision(),
     )
     return dv
 
@@ -279,19 +271,19 @@ def tiles_constants(constants: dict, tiles: Tiles) -> dict:
     return filled
 
 
-def _launch(phase, hopper, pointers, operands, scalars, programs, sizes) -> None:
+def _launch(phase, hopper, pointers, operands, scalars, programs, sizes, precision) -> None:
     """Launch on the device of the operands and on its current stream, compiling at the first call of a
     kind."""
     index = operands[0].device.index
-    key = (phase, hopper, index, sizes, _precision) + tuple(
+    key = (phase, hopper, index, sizes, precision) + tuple(
         [None if x is None else x.dtype for x in pointers]
     )
     plan = _plans.get(key)
     if not INTERPRET and torch._C._cuda_getDevice() != index:
         with torch.cuda.device(index):
-            return _launch(phase, hopper, pointers, operands, scalars, programs, sizes)
+            return _launch(phase, hopper, pointers, operands, scalars, programs, sizes, precision)
     if plan is None:
-        plan = _plans[key] = _plan(phase, hopper, pointers, operands, scalars, programs, sizes)
+        plan = _plans[key] = _plan(phase, hopper, pointers, operands, scalars, programs, sizes, precision)
     if INTERPRET:
         plan.run[(programs,)](*pointers, *scalars, *plan.constants)
     else:
@@ -303,7 +295,7 @@ def _launch(phase, hopper, pointers, operands, scalars, programs, sizes) -> None
 _GATE = {"forward": 6, "backward": 3, "dv_local": 4}
 
 
-def _plan(phase, hopper, pointers, operands, scalars, programs, sizes) -> Plan:
+def _plan(phase, hopper, pointers, operands, scalars, programs, sizes, precision) -> Plan:
     """Choose the kernel and its constants for one kind of call, and compile it."""
     H, Hg, K, V, BT = sizes
     is_varlen, device = pointers[-1] is not None, _device(operands[0].device.index)
@@ -328,7 +320,7 @@ def _plan(phase, hopper, pointers, operands, scalars, programs, sizes) -> Plan:
         constants |= {"BT": BT, "BK": 0, "BV": 0, "USE_G": has_g}
         constants |= {"USE_GK": pointers[7] is not None} if phase == "forward" else {}
         constants |= {"IS_VARLEN": is_varlen} | ({"KEEP_P": False} if phase == "backward" else {})
-        constants |= {"DOT": types[dot], "PRECISION": _precision}
+        constants |= {"DOT": types[dot], "PRECISION": precision}
         name = {"forward": "recompute_w_u_fwd_kernel", "backward": "prepare_wy_repr_bwd_kernel",
                 "dv_local": "chunk_bwd_dv_local_kernel"}[phase]  # fmt: skip
         kernels = cuda_dv_local if phase == "dv_local" else kernels
@@ -365,8 +357,8 @@ def _device(index: int | None) -> SimpleNamespace:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """x itself when it is contiguous and starts at a multiple of 16 bytes, else a copy that is."""
-    x = x.contiguous()
+    """x itself when it is in memory, contiguous and starts at a multiple of 16 bytes, else a copy that is."""
+    x = resolved(x).contiguous()
     return x.clone() if x.data_ptr() & 15 else x
 
 

@@ -12,6 +12,7 @@ import os
 import re
 
 from wyfast_lib.backends import ascend_plan as plan
+from wyfast_lib.backends import never_raises
 from wyfast_lib.backends.planned import Planned
 
 
@@ -20,6 +21,7 @@ def target() -> str:
     return os.environ.get("WYFAST_LOWERED_TARGET", "Ascend910B2")
 
 
+@never_raises
 def available() -> tuple[bool, str]:
     """Whether the Ascend toolchain is installed; the reason is the command that installs it."""
     from wyfast_lib.ascend import toolchain

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from wyfast_lib.varlen import ChunkTable
+from wyfast_lib.varlen import Chunks
 
 # Elements of one [BT, K] operand over the chunks and heads of a block: 4 MB of float32, the best of 0.5 to
 # 8 MB on a server CPU (larger ones leave its cache, smaller ones pay for more calls); an accelerator
@@ -97,7 +97,7 @@ class Packed:
         out[0].index_copy_(0, self.last.flatten(), rows.to(out.dtype))
 
 
-def blocks(A: torch.Tensor, width: int, chunks: ChunkTable | None) -> Iterator[Strided | Packed]:
+def blocks(A: torch.Tensor, width: int, chunks: Chunks | None) -> Iterator[Strided | Packed]:
     """Blocks of equally long chunks that together hold every token; width is the larger of K and V."""
     B, T, H, BT = A.shape
     budget = CPU_BLOCK if A.device.type == "cpu" else DEVICE_BLOCK
@@ -136,8 +136,8 @@ def gather(tiles: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None = 
     return out.flatten(0, 1)
 
 
-def forward(k, v, beta, A, g, gk, chunks):
-    """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`."""
+def forward(k, v, beta, A, g, gk, chunks, precision=None):
+    """w [B, T, H, K] and u [B, T, H, V]; arguments as in `wyfast_lib.wy_fast`; precision has no effect."""
     H, K, V = A.shape[2], k.shape[3], v.shape[3]
     work = Workspace(compute_dtype(k, v, beta, A, g, gk), k.device)
     w, u = new_output(k, H), new_output(v, H)
@@ -156,8 +156,8 @@ def forward(k, v, beta, A, g, gk, chunks):
     return w, u
 
 
-def backward(k, v, beta, A, g, dw, du, chunks):
-    """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g."""
+def backward(k, v, beta, A, g, dw, du, chunks, precision=None):
+    """dk, dv, dbeta, dg (None when g is) of the shapes and dtypes of k, v, beta, g; precision: no effect."""
     H, Hg, K, V = A.shape[2], k.shape[2], k.shape[3], v.shape[3]
     work = Workspace(compute_dtype(k, v, beta, A, g), k.device)
     dk, dv, dbeta = new_output(k, Hg), new_output(v, H), new_output(beta, H)
@@ -255,7 +255,7 @@ def check_dv_local(q, k, do, g, chunks, chunk_size) -> None:
     """Nothing that `wyfast_lib.checks` accepts is refused here."""
 
 
-def dv_local(q, k, do, g, scale, chunks, chunk_size):
+def dv_local(q, k, do, g, scale, chunks, chunk_size, precision=None):
     """dv [B, T, H, V] of do's dtype; arguments as in `wyfast_lib.chunk_bwd_dv_local`."""
     (B, T, H, V), Hg, K = do.shape, k.shape[2], k.shape[3]
     work = Workspace(compute_dtype(q, k, do, g), do.device)

@@ -12,7 +12,7 @@ result of a product, never a scaled copy of k or v. With E = diag(e^g), D = diag
 du:
 
     T = (P k^T E + Q v^T) D                      (= A^T dA, without forming dA)
-    N = -(tril(T, -1) A^T)[i, j] e^(g[i] - g[j]) for i > j, else 0
+    N = -(T A^T)[i, j] e^(g[i] - g[j])           for i > j, else 0
     S = k k^T,  x = rowsum(N * S),  y = colsum(D N * S)
     dv = D Q            dk = D E P + (D N + (D N)^T) k
     dbeta = e^g diag(P k^T) + diag(Q v^T) + x
@@ -21,10 +21,9 @@ du:
 All row sums come from [BT, BT] tiles (<P, k> is the diagonal of P k^T), so no [BT, K] tile is ever multiplied
 element by element with k or v. S and the sum of D N over the heads of a group are shared by the group.
 
-Gates may grow. Only T[i, j] with j < i meets an element of A that is not zero, and only those are kept: the
-others overflow first, and 0 times infinity is no zero. What is left holds e^(g[a] - g[i] + g[j]), a >= i > j,
-which overflows where a gate grows, falls and grows again, although N does not: T is kept times 2^-n, n the
-whole power of two in the largest e^g of the chunk (0 where gates decay, so nothing changes there).
+Gates may grow. T[i, j] holds e^(g[a] - g[i] + g[j]) for a >= i, an element of A times an e^g[j]: it may
+overflow where no result does, also in elements that meet only zeros of A. So T and N are kept times 2^-n,
+with n the whole power of two in the largest e^g of the chunk: no larger than A. Where gates decay n is 0.
 """
 
 from __future__ import annotations
@@ -176,12 +175,13 @@ def prepare_wy_repr_bwd_kernel(
             store_tile(dv + row * V, b_Q * b_b[:, None], rows, i_v, HV * V, V, BT, BV)
         b_pq = tl.sum(tl.where(o_t[:, None] == o_t[None, :], b_T, 0.0), 1)  # e^g <P, k> + <Q, v>
 
-        below = (o_t[:, None] > o_t[None, :]) & (o_t < rows)[:, None]
-        b_T = tl.where(below, b_T * -b_b[None, :], 0.0)
+        b_T *= -b_b[None, :]
         b_N = tl.dot(b_T.to(DOT), tl.trans(b_A), input_precision=PRECISION)
+        below = (o_t[:, None] > o_t[None, :]) & (o_t < rows)[:, None]
         if USE_G:
-            b_N = b_N * exp_difference(b_g, below, DOT == tl.float32) * up
-        b_N = tl.where(below, b_N, 0.0)
+            b_N *= exp_difference(b_g, below)
+        else:
+            b_N = tl.where(below, b_N, 0.0)
 
         b_S = tl.zeros([BT, BT], dtype=tl.float32)
         for i_k in range(NK):
@@ -189,11 +189,11 @@ def prepare_wy_repr_bwd_kernel(
                 b_k = load_tile(key_base, rows, i_k, H * K, K, BT, BK).to(DOT)
             b_S = tl.dot(b_k, tl.trans(b_k), b_S, input_precision=PRECISION)
         b_x = tl.sum(b_N * b_S, 1)
-        b_N *= b_b[:, None]
-        store_gate(db + row, b_pq * up + b_x, rows, HV, BT)
+        b_N *= (b_b * up)[:, None]
+        store_gate(db + row, (b_pq + b_x) * up, rows, HV, BT)
         if USE_G:
             b_y = tl.sum(b_N * b_S, 0)
-            store_gate(dg + row, b_b * (b_p * up + b_x) - b_y, rows, HV, BT)
+            store_gate(dg + row, b_b * up * (b_p + b_x) - b_y, rows, HV, BT)
         b_M += b_N
 
     b_Mk = b_M.to(DOT)

@@ -44,8 +44,10 @@ def chunk_bwd_dv_local_kernel(
         b_s = b_S
         if USE_G:
             # e^(g[i] - g[j]) at [j, i]: of the negated gates
-            b_s = b_S * exp_difference(-load_gate(g + row, rows, HV, BT), reads, DOT == tl.float32)
-        b_s = tl.where(reads, b_s, 0.0).to(DOT)
+            b_s = b_S * exp_difference(-load_gate(g + row, rows, HV, BT), reads)
+        else:
+            b_s = tl.where(reads, b_s, 0.0)
+        b_s = b_s.to(DOT)
         for i_v in range(tl.cdiv(V, BV)):
             b_do = load_tile(do + row * V, rows, i_v, HV * V, V, BT, BV).to(DOT)
             b_dv = tl.dot(b_s, b_do, input_precision=PRECISION)

@@ -14,31 +14,30 @@ LN2_LOW: tl.constexpr = tl.constexpr(-2.121944400546905827679e-4)
 
 
 @triton.jit
-def exp_gate(x):
-    """e^x to float32 rounding, x float32: 2^n e^r with r = x - n ln 2 taken exactly."""
+def _parts(x):
+    """(n, r) with e^x = 2^n e^r: n whole, r = x - n ln 2 taken exactly, |r| <= 0.35; x float32."""
     n = tl.floor(x * LOG2E + 0.5)
-    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    return n, (x - n * LN2_HIGH) - n * LN2_LOW
+
+
+@triton.jit
+def exp_gate(x):
+    """e^x to float32 rounding, x float32."""
+    n, r = _parts(x)
     e = tl.exp2(n - 1.0) * tl.exp2(r * LOG2E + 1.0)  # 2^n alone is infinite for the largest finite e^x
     return tl.where(tl.abs(x) < 200.0, e, tl.exp2(x * LOG2E))  # else 0, infinite or NaN, as r need not be
 
 
 @triton.jit
-def exp_difference(g, keep, EXACT: tl.constexpr):
-    """e^(g[i] - g[j]) where keep, else 1; g [n] float32, keep [n, n]. The exponent is masked, not the result.
+def exp_difference(g, keep):
+    """e^(g[i] - g[j]) where keep, else 0; g [n] float32, keep [n, n]. The exponent is masked, not the result.
 
-    EXACT puts back what the subtraction and the scaling lose, up to |g| 2^-23 of each element. Without it the
-    error stays below the rounding of half-precision operands.
+    Whole powers of two subtract exactly, the rest is a factor of its row and one of its column.
     """
-    row = g[:, None]
-    column = g[None, :]
-    x = tl.where(keep, row - column, 0.0)
-    if EXACT:
-        back = x - row
-        lost = tl.where(keep, (row - (x - back)) - (column + back), 0.0)
-        e = exp_gate(x) * (1.0 + lost)
-    else:
-        e = tl.exp2(x * LOG2E)
-    return e
+    n, r = _parts(g)
+    r *= LOG2E
+    whole = tl.exp2(tl.where(keep, n[:, None] - n[None, :], float("-inf")))
+    return whole * tl.exp2(r)[:, None] * tl.exp2(-r)[None, :]
 
 
 @triton.jit

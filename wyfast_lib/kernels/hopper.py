@@ -116,6 +116,7 @@ def _transposed(tile, smem):
 @gluon.jit
 def _growth(g):
     """(2^-n, 2^n), n >= 0 the whole power of two in the largest e^g: `exponents.growth` for Gluon."""
+    g = gl.convert_layout(g, gl.BlockedLayout([2], [32], [4], [0]))  # every warp holds all: no barrier
     n = gl.minimum(gl.floor(gl.maximum(gl.max(g, 0), 0.0) * LOG2E), 126.0)
     return gl.exp2(-n), gl.exp2(n)
 
@@ -235,14 +236,23 @@ def prepare_wy_repr_bwd_hopper_kernel(
             async_copy.wait_group(0)
             fence_async_shared()
             barrier()
-        b_Q, b_T = _through_factor(s_A.index(0), s_du.index(0), s_v.index(0), b_T, down)
+        # Times 2^-n. A group is short of registers and scales Q; a single head scales a sum of its own.
+        if G == 1:
+            b_Q, b_U = _through_factor(s_A.index(0), s_du.index(0), s_v.index(0), zero, 1.0)
+        else:
+            b_Q, b_T = _through_factor(s_A.index(0), s_du.index(0), s_v.index(0), b_T, down)
         b_Q *= b_br[:, None]
         _write_panel(dv + row * V, b_Q.to(dtype), s_du.index(0), rows, HV * V)
         if NV == 2:
-            b_Q, b_T = _through_factor(s_A.index(0), s_du.index(1), s_v.index(1), b_T, down)
+            if G == 1:
+                b_Q, b_U = _through_factor(s_A.index(0), s_du.index(1), s_v.index(1), b_U, 1.0)
+            else:
+                b_Q, b_T = _through_factor(s_A.index(0), s_du.index(1), s_v.index(1), b_T, down)
             b_Q *= b_br[:, None]
             _write_panel(dv + row * V + 64, b_Q.to(dtype), s_du.index(1), rows, HV * V)
-        if G > 1:
+        if G == 1:
+            b_T += b_U * down
+        else:
             barrier()
             if i_g + 1 < G:
                 _copy_panels(s_du, du + (row + 1) * V, rows, HV * V, NV)
@@ -254,25 +264,26 @@ def prepare_wy_repr_bwd_hopper_kernel(
         b_pq = gl.sum(gl.where(o_i[:, None] == o_j[None, :], b_T, 0.0), 1)  # e^g <P, k> + <Q, v>
 
         # N = -(T D A^T) e^(g_i - g_j), S = k k^T
-        below = (o_i[:, None] > o_j[None, :]) & (o_i < rows)[:, None]
-        b_T = gl.where(below, b_T * gl.convert_layout(-b_beta, per_column)[None, :], 0.0)
+        b_T *= gl.convert_layout(-b_beta, per_column)[None, :]
         b_N = warpgroup_mma(
             gl.convert_layout(b_T.to(dtype), left), s_A.index(0).permute([1, 0]), zero, use_acc=False
         )
         b_S = warpgroup_mma(s_k.index(0), s_k.index(0).permute([1, 0]), zero, use_acc=False)
         if NK == 2:
             b_S = warpgroup_mma(s_k.index(1), s_k.index(1).permute([1, 0]), b_S)
+        below = (o_i[:, None] > o_j[None, :]) & (o_i < rows)[:, None]
         if USE_G:
             # The exponent is masked, not the product: above the diagonal it may be infinite.
             b_gr = gl.convert_layout(b_gate, per_row)
             b_gc = gl.convert_layout(b_gate, per_column)
-            b_N = b_N * gl.exp2(gl.where(below, b_gr[:, None] - b_gc[None, :], 0.0) * LOG2E) * up
-        b_N = gl.where(below, b_N, 0.0)
+            b_N *= gl.exp2(gl.where(below, b_gr[:, None] - b_gc[None, :], float("-inf")) * LOG2E)
+        else:
+            b_N = gl.where(below, b_N, 0.0)
         b_x = gl.sum(b_N * b_S, 1)
         p_db = db + gate + o_i * stride
-        gl.store(p_db, (b_pq * up + b_x).to(db.dtype.element_ty), mask=o_i < rows)
+        gl.store(p_db, ((b_pq + b_x) * up).to(db.dtype.element_ty), mask=o_i < rows)
 
-        b_N *= b_br[:, None]
+        b_N *= (b_br * up)[:, None]
         b_Mk = b_N.to(dtype)
         b_Mt = _transposed(b_Mk, s_A.index(0))
         if G == 1:
@@ -283,7 +294,7 @@ def prepare_wy_repr_bwd_hopper_kernel(
             # y = colsum(D N * S), as a row sum of the transposed tile
             b_y = gl.sum(b_Mt.to(gl.float32) * b_S, 1)
             p_dg = dg + gate + o_i * stride
-            gl.store(p_dg, (b_br * (b_p * up + b_x) - b_y).to(dg.dtype.element_ty), mask=o_i < rows)
+            gl.store(p_dg, (b_br * up * (b_p + b_x) - b_y).to(dg.dtype.element_ty), mask=o_i < rows)
         if G > 1:
             barrier()
             if i_g + 1 < G:

@@ -115,3 +115,15 @@ def large_tile_kernel(x, y, n, BT: tl.constexpr):
 def wild_store_kernel(y, offset):
     """One store at y + offset, wherever that is."""
     tl.store(y + offset, 1.0)
+
+
+@triton.jit
+def wild_load_kernel(x, y, offset):
+    """One load at x + offset, wherever that is; y holds one element."""
+    tl.store(y, tl.load(x + offset))
+
+
+@triton.jit
+def wild_copy_kernel(x, y, offset):
+    """The first element of x to y + offset, wherever that is."""
+    tl.store(y + offset, tl.load(x))
