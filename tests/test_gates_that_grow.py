@@ -28,6 +28,7 @@ GROWING = {
 TWICE = {
     "+60, -60, +60": (16, [0.0, 0.0, 60.0, -60.0, 0.0, 60.0] + [0.0] * 10),
     "+50, -80, +50": (16, [0.0, 50.0, -80.0, 0.0, 50.0] + [0.0] * 11),
+    "+40, -60, +40": (16, [0.0, 40.0, -60.0, 0.0, 40.0] + [0.0] * 11),
 }
 
 
@@ -64,10 +65,15 @@ def test_37_gates_that_grow_at_the_widths_of_a_model(backend, device, K, dtype):
 
 @pytest.mark.parametrize("kind", TWICE)
 def test_37_gates_that_grow_twice(backend, device, kind):
-    if backend in ("lowered", "ascend"):
-        pytest.skip("TODO")
     BT, log_gates = TWICE[kind]
-    assert_finite_and_equal(with_gate(log_gates, BT, torch.float32, device), backend)
+    call = with_gate(log_gates, BT, torch.float32, device)
+    largest = call.g.max().item()
+    if backend in ("lowered", "ascend") and 2 * largest > 88:
+        # These kernels hold e^(2 g) on the way: a documented limit that shows, and is never a wrong number.
+        results = run(call, backend)
+        assert results["w"].isfinite().all() and not results["dk"].isfinite().all()
+    else:
+        assert_finite_and_equal(call, backend)
 
 
 @pytest.mark.parametrize("kind", [*GROWING, *TWICE])

@@ -111,6 +111,14 @@ def test_every_numbered_equation_is_named_by_a_code_cell(path):
         assert f"({number})" in code, f"equation ({number}) is not checked anywhere"
 
 
+@pytest.mark.parametrize("path", [p for p in PATHS if p.stem[:2] in ("04", "05")], ids=lambda path: path.stem)
+def test_a_time_in_prose_stands_in_a_cell_that_links_to_who_measured_it(path):
+    """Notebooks 04 and 05 time nothing on Ascend, so a time in their prose is somebody else's."""
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown" and re.search(r"\d (ms|µs|us)\b", cell.source):
+            assert "](https://" in cell.source, cell.source
+
+
 @every_notebook
 def test_nothing_in_it_names_a_path_of_the_machine_that_ran_it(path):
     sources = [cell.source for cell in read(path).cells]

@@ -190,7 +190,9 @@ def test_what_a_row_names_is_refused_and_its_neighbour_is_not(on, row, operator,
     where = on(MACHINES[name])
     for refused, neighbour in EDGES[row.name](operator):
         assert row in verdict(refused, where), "the table does not name its own example"
-        assert_refused(lambda call=refused: attempt(call, where), where.backend, [row])
+        # The public call gives meta tensors their shapes whatever the backend: that one is asked itself.
+        asked = ask if refused.place else lambda call, where, _: attempt(call, where)
+        assert_refused(lambda f=asked, c=refused: f(c, where, c.place), where.backend, [row])
         if where.capability < (8, 0):
             neighbour.dtypes = {n: x if x != HALF[0] else HALF[1] for n, x in neighbour.dtypes.items()}
         assert not verdict(neighbour, where)

@@ -69,6 +69,16 @@ def test_43_a_constant_of_an_imported_module_changes(fresh_cache, tmp_path, wher
         assert stored(f"{path}:k", cache) == value
 
 
+def test_43_a_module_edited_within_a_second_is_not_read_from_its_bytecode(fresh_cache, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    worker.close()
+    path = write(tmp_path, "kernels.py", f"{HEAD}from quick import N\n{STORE.format('N')}")
+    for value in (3.0, 5.0):  # one length, one second
+        quick = write(tmp_path, "quick.py", f"{HEAD}N = tl.constexpr({value})\n")
+        os.utime(quick, ns=(10**18, 10**18 + int(value)))
+        assert stored(f"{path}:k", cache=False) == value
+
+
 def test_43_a_helper_of_a_helper_changes(fresh_cache, tmp_path):
     path = write(tmp_path, "kernels.py", f"{HEAD}from a.one import f\n{STORE.format('f(2.0)')}")
     write(tmp_path, "a/one.py", f"{HEAD}from b import g\n@triton.jit\ndef f(x):\n    return g(x)\n")
@@ -229,6 +239,16 @@ def test_46_messages_and_locations_name_the_kernels_own_file_and_line(project):
 
 
 # ---- what an error carries ----
+
+
+def test_an_overflow_crosses_to_another_process_whole():
+    import pickle
+
+    with pytest.raises(CompileError) as caught:
+        compile_kernel(teaching.large_tile_kernel, {"x": "*fp32", "y": "*fp32", "n": "i32"}, {"BT": 32768})
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is type(caught.value) and str(again) == str(caught.value)
+    assert again.required == caught.value.required and again.ttir == caught.value.ttir != ""
 
 
 def test_an_error_says_its_stage_and_carries_the_texts_of_the_stages_before_it(tmp_path, monkeypatch):

@@ -54,6 +54,12 @@ class MemoryOverflowError(CompileError):
         self.constexprs, self.notes = dict(constexprs), list(notes)
         super().__init__(self._describe(), "hivm")
 
+    def __reduce__(self):
+        """Made again from its own arguments, so that it crosses to another process."""
+        sizes = self.required, self.available
+        parts = self.kernel, self.target, self.space, *sizes, self.constexprs, self.notes
+        return type(self), parts, {"ttir": self.ttir, "linalg": self.linalg}
+
     def _describe(self) -> str:
         sizes = {
             name: value

@@ -410,11 +410,25 @@ def _adopt(request: dict) -> None:
     for entry in request.pop("path", ()):
         if entry not in sys.path:
             sys.path.append(entry)
+    _import_from_source()
     own = {name: os.environ[name] for name in OWN_VARIABLES if name in os.environ}
     given = request.pop("environment", None)
     if given is not None:
         os.environ.clear()
         os.environ.update({n: v for n, v in given.items() if n not in OWN_VARIABLES} | own)
+
+
+def _import_from_source() -> None:
+    """Take no module of the user's from its .pyc: that is stale for a second after an edit."""
+    external = importlib._bootstrap_external
+    cached = external.cache_from_source
+
+    def cache_from_source(path, *arguments, **settings):
+        if not re.search(r"/(site|dist)-packages/|/lib/python3|/triton/", str(path)):
+            raise NotImplementedError("compiled anew")  # the importer's own word for a source without a cache
+        return cached(path, *arguments, **settings)
+
+    external.cache_from_source = cache_from_source
 
 
 # Set for this process by its owner, whatever the caller's are.

@@ -18,8 +18,6 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
-from torch.compiler import assume_constant_result
-
 # Which backend a device gets unless the caller names one. Devices not listed get `torch`.
 DEFAULT = {"cpu": "torch", "cuda": "cuda", "npu": "ascend"}
 NAMES = ("torch", "cuda", "ascend", "lowered")
@@ -57,10 +55,14 @@ def availability() -> dict[str, tuple[bool, str]]:
     return {name: load(name).available() for name in NAMES}
 
 
-@assume_constant_result  # else a graph is traced again after some changes and not after others
 def setting(name: str) -> str | None:
     """An environment variable; a graph of torch.compile keeps the value that it was traced with."""
     return os.environ.get(name)
+
+
+# What torch.compiler.assume_constant_result does, which imports torch's compiler, and with it triton, for it.
+# Without it a graph is traced again after some changes of the environment and not after others.
+setting._dynamo_marked_constant = True
 
 
 def choose(device_type: str, requested: str | None = None) -> str:

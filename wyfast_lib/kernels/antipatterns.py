@@ -26,41 +26,64 @@ def row_scale_kernel(
 
 
 @triton.jit
-def packed_decay_kernel(
-    g, y, cu_seqlens, chunk_indices, T, HV: tl.constexpr, BT: tl.constexpr, MISTAKE: tl.constexpr
+def chunk_decay_kernel(
+    g,
+    y,
+    cu_seqlens,
+    chunk_indices,
+    T,
+    n_tasks,
+    HV: tl.constexpr,
+    BT: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
+    MISTAKE: tl.constexpr,
 ):
-    """y[h, t] = exp(g_last - g_t), g_last the gate at the last token of t's chunk; g, y [HV, T], packed.
+    """y = exp(g_last - g_t), g_last the gate at the last token of t's chunk; g, y [B, HV, T], packed [HV, T].
 
-    One program a chunk and head. MISTAKE "" is right; the others each break one rule of the pointer:
-    "old pointer" (of storage [T, HV]), "local length" (in the head's offset), "packed bound" (the total as
-    the sequence's length), "absolute offset" (the sequence's start counted twice).
+    One task per chunk and head. MISTAKE "" is right; the others break one rule of the gate's pointer each:
+    "old pointer" (that of storage [B, T, HV]), "local length" (in the head's offset), "storage bound" (the
+    storage's length as the sequence's), "absolute offset" (the sequence's start counted twice), "other mode"
+    (the packed base in a dense call, the dense base in a packed one), "first task's base" (kept for the later
+    tasks of a program).
     """
-    i_n = tl.load(chunk_indices + tl.program_id(0) * 2)
-    i_t = tl.load(chunk_indices + tl.program_id(0) * 2 + 1)
-    i_h = tl.program_id(1).to(tl.int64)
     T_seq = T
-    bos = tl.load(cu_seqlens + i_n)
-    eos = tl.load(cu_seqlens + i_n + 1)
-    T_local = (eos - bos).to(tl.int32)
-    t0 = i_t * BT
-    if MISTAKE == "packed bound":
-        T_local = T_seq
-    o = t0 + tl.arange(0, BT)
-    m = o < T_local
-    last = tl.minimum(t0 + BT, T_local) - 1
-    p_y = y + bos + i_h * T_seq
-    if MISTAKE == "old pointer":
-        b_g = tl.load(g + bos * HV + i_h + o * HV, mask=m, other=0.0)
-        b_last = tl.load(g + bos * HV + i_h + last * HV)
-    else:
-        p_g = g + bos + i_h * T_seq
-        if MISTAKE == "local length":
-            p_g = g + bos + i_h * T_local
-        if MISTAKE == "absolute offset":
-            p_g = p_g + bos
-        b_g = tl.load(p_g + o, mask=m, other=0.0)
-        b_last = tl.load(p_g + last)
-    tl.store(p_y + o, tl.exp(b_last - b_g), mask=m)
+    kept = tl.full((), -1, tl.int64)
+    for task in range(tl.program_id(0), n_tasks, tl.num_programs(0)):
+        i_h = tl.cast(task % HV, tl.int64)
+        i_c = task // HV
+        if IS_VARLEN:
+            i_n = tl.load(chunk_indices + i_c * 2)
+            i_t = tl.load(chunk_indices + i_c * 2 + 1)
+            bos = tl.load(cu_seqlens + i_n)
+            T_local = (tl.load(cu_seqlens + i_n + 1) - bos).to(tl.int32)
+            base = bos + i_h * T_seq
+        else:
+            NT = tl.cdiv(T_seq, BT)
+            i_t = i_c % NT
+            bos = tl.cast(i_c // NT, tl.int64) * T_seq
+            T_local = T_seq
+            base = bos * HV + i_h * T_seq
+        o = i_t * BT + tl.arange(0, BT)
+        p_y = y + base + o
+        m = o < T_local
+        step = 1
+        if MISTAKE == "old pointer":
+            base = bos * HV + i_h
+            step = HV
+        elif MISTAKE == "local length":
+            base = (bos if IS_VARLEN else bos * HV) + i_h * T_local
+        elif MISTAKE == "absolute offset":
+            base += bos
+        elif MISTAKE == "other mode":
+            base = (0 if IS_VARLEN else bos) + i_h * T_seq
+        elif MISTAKE == "first task's base":
+            kept = tl.where(kept < 0, base, kept)
+            base = kept
+        end = T_seq if MISTAKE == "storage bound" else T_local
+        last = tl.minimum(i_t * BT + BT, end) - 1
+        b_g = tl.load(g + base + o * step, mask=m, other=0.0)
+        b_last = tl.load(g + base + last * step)
+        tl.store(p_y, tl.exp(b_last - b_g), mask=m)
 
 
 @triton.jit
@@ -81,10 +104,29 @@ def indexed_tile_kernel(g, y, BT: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def reshaped_tile_kernel(g, y, BT: tl.constexpr, BC: tl.constexpr):
-    """y = the first BC of BT values, by a reshape into the smaller size."""
-    b_g = tl.load(g + tl.arange(0, BT))
-    tl.store(y + tl.arange(0, BC), tl.reshape(b_g, [BC]))
+def reshaped_tile_kernel(x, y, BT: tl.constexpr, BC: tl.constexpr, BV: tl.constexpr, TAKE: tl.constexpr):
+    """y [BC, BV] = rows BC to 2 BC of x [BT, BV], by way of tl.reshape(x, [2, BC, BV]).
+
+    TAKE: how the second sub-tile is taken out of the reshaped tile: "index", "split" (after a permute), "sum"
+    (over a masked axis). Two ways do without the reshape: "slice" (tl.extract_slice, in triton-ascend only)
+    and "load" (a load of its own).
+    """
+    s = tl.arange(0, BC)
+    c = tl.arange(0, BV)
+    b_x = tl.load(x + tl.arange(0, BT)[:, None] * BV + c[None, :])
+    if TAKE == "index":
+        b_y = tl.reshape(b_x, [2, BC, BV])[1]
+    elif TAKE == "split":
+        _, b_y = tl.split(tl.permute(tl.reshape(b_x, [2, BC, BV]), [1, 2, 0]))
+    elif TAKE == "sum":
+        second = tl.arange(0, 2)[:, None, None] == 1
+        b_y = tl.sum(tl.where(second, tl.reshape(b_x, [2, BC, BV]), 0.0), 0)
+    elif TAKE == "slice":
+        b_y = tl.extract_slice(b_x, (BC, 0), (BC, BV), (1, 1))
+    else:
+        tl.static_assert(TAKE == "load")
+        b_y = tl.load(x + (BC + s)[:, None] * BV + c[None, :])
+    tl.store(y + s[:, None] * BV + c[None, :], b_y)
 
 
 @triton.jit

@@ -20,6 +20,8 @@ Rules that every line here keeps (each was seen to matter in the compiler's outp
 - a tile that was the left operand of a dot is dead afterwards;
 - the cube multiplies valid rows only and then writes the whole tile out, so right of and below the valid part
   a product holds whatever the accumulator held before: vector code masks it with `where`, never by a product;
+- dA A^T comes before A^T: A^T dA overflows where gates grow. A gate that grows, falls and grows again in one
+  chunk still passes through e^(2 g): up to g = 44 it is right, beyond that dk, dbeta and dg are not finite;
 - the exponent is masked before `exp`; indices are int64 before they meet a stride; pointers are rebuilt for
   each task; both sides of a layout flag are never live in one compile.
 """
