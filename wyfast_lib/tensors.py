@@ -50,14 +50,23 @@ def is_wrapper(x: torch.Tensor) -> bool:
 def is_dispatched(*tensors: torch.Tensor | None) -> bool:
     """Must a call on these go through PyTorch's dispatcher, because someone else has to see it first?
 
-    A compiler that traces, a functorch transform, a dispatch mode such as FakeTensorMode, or tensors that
-    have shapes only.
+    A compiler that traces, a functorch transform, a mode that makes or traces tensors (FakeTensorMode and its
+    kin), or tensors that have shapes only. A mode that looks on, such as FlopCounterMode, sees the torch
+    backend's own operations on the direct path, and would see one opaque node on the other.
     """
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
+        or (torch._C._len_torch_dispatch_stack() > 0 and _traces())
         or any(x is not None and shapes_only(x) for x in tensors)
+    )
+
+
+def _traces() -> bool:
+    """Is a mode active that makes fake tensors, or records operations to run them later?"""
+    kinds = torch._C._TorchDispatchModeKey
+    return any(
+        torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY, kinds.FUNCTIONAL)
     )
 
 
