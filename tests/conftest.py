@@ -16,6 +16,7 @@ from wyfast_lib import backends
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`, also from folders below this one
 
+from recorder import Recorder
 from support import only
 
 # The same examples in every run: a red pipeline can be repeated. `--hypothesis-profile=explore` searches on.
@@ -36,6 +37,7 @@ def pytest_addoption(parser):
         default=DEFAULT_BACKENDS,
         help="comma-separated backends that the operator's tests run on, as far as this machine has them",
     )
+    parser.addoption("--record", metavar="CSV", help="write outcomes there: so data/gpu_tests.csv is made")
 
 
 def runnable(name: str) -> bool:
@@ -46,6 +48,8 @@ def runnable(name: str) -> bool:
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "on_cpu: only for backends that take CPU tensors")
+    if config.getoption("--record") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(config.getoption("--record")))
 
 
 def pytest_generate_tests(metafunc):

@@ -122,7 +122,6 @@ def run_dv_local(
     return call()
 
 
-CHECKS = ("check_call", "check_dv_local")
 COMPUTE = ("forward", "backward", "dv_local", "execute")  # all that a backend runs anything through
 
 

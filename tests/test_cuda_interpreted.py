@@ -22,7 +22,7 @@ import json, sys
 import torch
 from support import draw, run, reference
 from wyfast_lib.backends import cuda
-from wyfast_lib.testing import error_ratio
+from wyfast_lib.testing import error_ratio, tolerance
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
@@ -37,10 +37,10 @@ for name, case in json.loads(sys.argv[1]).items():
     cuda.candidates = table
     if tiles:
         cuda.candidates = lambda *_, t=tiles: (cuda.Tiles(*t[:2], KEEP_P=bool(t[2])),)
-    limit = 8e-4 if half else 2e-6
     results, expected = run(call, "cuda"), reference(call)
     assert set(results) == set(expected)
-    out[name] = max(error_ratio(x, expected[n]) for n, x in results.items()) / limit
+    errors = {n: error_ratio(x, expected[n]) / tolerance(n, x, call.k, call.v) for n, x in results.items()}
+    out[name] = max(errors.values())
 print(json.dumps(out))
 """
 

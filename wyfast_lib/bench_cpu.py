@@ -23,10 +23,12 @@ import torch
 from wyfast_lib import bench_memory, records
 from wyfast_lib.bench_cpu_providers import BOTH, FORWARD, PROVIDERS, shape_at
 from wyfast_lib.bench_providers import Case, make_case
+from wyfast_lib.bench_timing import gate, verdict
 from wyfast_lib.inputs import SHAPES
 from wyfast_lib.records import Record, percentiles
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+DTYPE = torch.float32
 PHASES = (FORWARD, BOTH)
 TARGETS = {FORWARD: 2.0, BOTH: 2.5}  # best-ratio of wyfast at T = 4096
 SECONDS = 8.0  # a provider leaves the rounds after so long, with at least ...
@@ -49,7 +51,7 @@ def run(lengths: Sequence[int], names: Sequence[str] | None, rounds: int) -> lis
     say(f"{origin['device']}, {torch.get_num_threads()} threads, torch {origin['torch']}")
     rows = []
     for T in lengths:
-        case = make_case(shape_at(T), torch.float32, "cpu")
+        case = make_case(shape_at(T), DTYPE, "cpu")
         for phase in PHASES:
             say(f"T={T} {phase}")
             rows += measure_phase(case, phase, chosen, rounds, origin)
@@ -58,7 +60,8 @@ def run(lengths: Sequence[int], names: Sequence[str] | None, rounds: int) -> lis
 
 def measure_phase(case: Case, phase: str, providers: dict, rounds: int, origin: dict) -> list[Record]:
     """Rows of one length and phase: errors, times, ratios, memory."""
-    common = {"suite": "cpu", "op": "wy_fast", "phase": phase, "shape": str(case.shape), "dtype": "float32"}
+    common = {"suite": "cpu", "op": "wy_fast", "phase": phase, "shape": str(case.shape),
+              "dtype": str(case.k.dtype).removeprefix("torch.")}  # fmt: skip
     threads = f"{torch.get_num_threads()} threads"
 
     def row(name, metric, unit, samples, verdict, note=threads):
@@ -73,7 +76,7 @@ def measure_phase(case: Case, phase: str, providers: dict, rounds: int, origin: 
             continue
         call = provider.passes(case)[phase]
         ok, worst = correct(case, phase, provider, call())
-        verdicts[name] = "none" if name == "bare" else "pass" if ok else "fail"
+        verdicts[name] = "none" if name == "bare" else verdict(ok)
         if name != "bare":
             rows.append(row(name, "error", "ratio", [worst], verdicts[name]))
         if ok:
@@ -100,7 +103,6 @@ def correct(case: Case, phase: str, provider, results: tuple) -> tuple[bool, flo
 
     A provider that makes its own factor is held against the float64 factor, the others against the one given.
     """
-    from wyfast_lib.bench_timing import gate
     from wyfast_lib.reference import wy_factor_reference
 
     if provider.name == "bare":  # products of prepared tiles: nothing to hold them against

@@ -9,7 +9,11 @@ from __future__ import annotations
 import torch
 
 from wyfast_lib import records
+from wyfast_lib.bench_providers import Case, make_case
+from wyfast_lib.bench_timing import capture, gate, verdict
+from wyfast_lib.inputs import Shape
 from wyfast_lib.records import Record, percentiles
+from wyfast_lib.testing import TOLERANCE, error_ratio
 
 HEADS = (1, 8, 32, 64)
 GATES = 1 << 20  # tokens x heads
@@ -28,44 +32,62 @@ def run_gates(rounds: int) -> list[Record]:
         raise RuntimeError("the gates suite needs a Hopper GPU and Triton 3.6 or newer")
     origin, rows = records.provenance(device="cuda"), []
     for HV in HEADS:
-        for (op, phase, provider), samples in measure_heads(HV, rounds).items():
-            p20, p50, p80 = percentiles(samples)
+        case = make_case(Shape(1, GATES // HV, HV, HV, WIDTH, WIDTH), torch.bfloat16, "cuda")
+        s, samples, found = case.shape, *measure_heads(case, rounds)
+        for (op, phase, provider), times in samples.items():
+            p20, p50, p80 = percentiles(times)
             rows.append(
                 Record(
                     suite="gates", provider=provider, op=op, phase=phase, metric="kernel", unit="ms",
-                    shape=f"B=1 T={GATES // HV} HV={HV} K={WIDTH} V={WIDTH} BT=64", dtype="bfloat16",
-                    p20=p20, p50=p50, p80=p80, gate="pass", **origin,
+                    shape=f"B={s.B} T={s.T} HV={s.H} K={s.K} V={s.V} BT={s.BT}",
+                    dtype=str(case.k.dtype).removeprefix("torch."), p20=p20, p50=p50, p80=p80,
+                    gate=found[op, phase, provider], **origin,
                 )
             )  # fmt: skip
         torch.cuda.empty_cache()
     return rows
 
 
-def measure_heads(HV: int, rounds: int) -> dict[tuple[str, str, str], list[float]]:
-    """{(op, phase, layout): samples in ms}, interleaved. RuntimeError when the layouts disagree."""
-    from wyfast_lib.bench_providers import make_case
-    from wyfast_lib.bench_timing import capture
-    from wyfast_lib.inputs import Shape
+def measure_heads(case: Case, rounds: int) -> tuple[dict[tuple[str, str, str], list[float]], dict]:
+    """{(op, phase, layout): samples in ms}, interleaved, and the verdict on each.
 
-    case = make_case(Shape(1, GATES // HV, HV, HV, WIDTH, WIDTH), torch.bfloat16, "cuda")
-    calls, results = {}, {}
+    Raises:
+        RuntimeError: a result that misses its tolerance, or differs between the layouts.
+    """
+    HV, calls, found, results = case.shape.H, {}, {}, {}
     for layout in ("stride-HV", "stride-1"):
         made = layout_calls(case, layout == "stride-1")
-        results[layout] = {name: call() for name, call in made.items()}
+        results[layout] = {name: upright(call(), case) for name, call in made.items()}
         calls |= {(*name, layout): call for name, call in made.items()}
+        found |= {(*name, layout): verdict(right(case, *name, x)) for name, x in results[layout].items()}
     for name, expected in results["stride-HV"].items():
-        for a, b in zip(expected, results["stride-1"][name], strict=True):
-            if not torch.equal(a, b if a.shape == b.shape else b.transpose(1, 2)):
-                raise RuntimeError(f"{name} differs between the two gate layouts")
+        if not all(torch.equal(a, b) for a, b in zip(expected, results["stride-1"][name], strict=True)):
+            raise RuntimeError(f"{name} differs between the two gate layouts")
+    if wrong := [name for name, word in found.items() if word == verdict(False)]:
+        raise RuntimeError(f"{wrong} are not within their tolerance")
     del results
     if HV > 1:  # of a single head the two layouts are one
         calls["transpose", "both", "g and beta"] = lambda: (turn(case.g), turn(case.beta))
+        found["transpose", "both", "g and beta"] = "none"
     graphs = {name: capture([call]) for name, call in calls.items()}
     samples = {name: [] for name in graphs}
     for _ in range(rounds + 1):
         for name, graph in graphs.items():
             samples[name].append(graph.milliseconds())
-    return {name: times[1:] for name, times in samples.items()}
+    return {name: times[1:] for name, times in samples.items()}, found
+
+
+def upright(results: tuple, case: Case) -> tuple:
+    """Results with their gates, which come in the layout that was asked for, as [B, T, HV]."""
+    B, T, HV = case.g.shape
+    return tuple(x.transpose(1, 2) if x.shape == (B, HV, T) != (B, T, HV) else x for x in results)
+
+
+def right(case: Case, op: str, phase: str, results: tuple) -> bool:
+    """Are they within their tolerance of the closed form?"""
+    if op == "wy_fast":
+        return gate(case, phase, results)[0]
+    return error_ratio(results[0], case.g.double().exp()) <= TOLERANCE[case.g.dtype]
 
 
 def turn(x: torch.Tensor) -> torch.Tensor:
@@ -85,13 +107,14 @@ def layout_calls(case, contiguous: bool) -> dict[tuple[str, str], object]:
     if contiguous:
         beta, g = turn(beta), turn(g)
     T, HV = k.shape[1:3]
-    NT = (T + 63) // 64
+    BT = case.shape.BT
+    NT = (T + BT - 1) // BT
     sizes = {"H": HV, "HV": HV, "K": WIDTH, "V": WIDTH, "USE_G": True, "IS_VARLEN": False}
     out, w, u = torch.empty_like(g), torch.empty_like(k), torch.empty_like(v)
     dk, dv, db, dg = (torch.empty_like(x) for x in (k, v, beta, g))
 
     def gate_only():
-        decay_kernel[(NT * HV,)](g, out, T, NT, HV=HV, BT=64, G_T_CONTIG=contiguous, num_warps=2)
+        decay_kernel[(NT * HV,)](g, out, T, NT, HV=HV, BT=BT, G_T_CONTIG=contiguous, num_warps=2)
         return (out,)
 
     def forward():

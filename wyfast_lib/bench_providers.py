@@ -80,6 +80,7 @@ def minimum_bytes(case: Case, phase: str) -> int:
 class Provider(Protocol):
     name: str
     tolerance: float  # error ratio allowed beyond the dtypes' own limits, 0 for most
+    note: str  # for the rows: versions that their provenance does not hold
 
     def available(self, device: str) -> tuple[bool, str]: ...
 
@@ -89,7 +90,7 @@ class Provider(Protocol):
 class Backend:
     """One of our backends, called directly: no checks, no autograd."""
 
-    tolerance = 0.0
+    tolerance, note = 0.0, ""
 
     def __init__(self, name: str, backend: str | None):
         self.name, self.backend = name, backend
@@ -132,7 +133,7 @@ class Tf32(Backend):
 class PublicCall:
     """`wy_fast` with autograd: what a user's program pays. The backward needs a forward of its own first."""
 
-    name, tolerance = "wy_fast", 0.0
+    name, tolerance, note = "wy_fast", 0.0, ""
 
     def available(self, device: str) -> tuple[bool, str]:
         return True, ""
@@ -152,6 +153,10 @@ class Fla:
     """flash-linear-attention's own operators. Their g is in log2 units, their dg in natural ones."""
 
     name, tolerance = "fla", 0.0
+
+    @property
+    def note(self) -> str:
+        return f"fla-core {importlib.metadata.version('fla-core')}"
 
     def available(self, device: str) -> tuple[bool, str]:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 GATE_TOKENS = 256  # tokens at each end of a row that are compared with the reference
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}  # larger than any cache
 
 
 def gate(case, phase: str, results: tuple, allowed: float = 0.0) -> tuple[bool, float]:
@@ -35,6 +36,11 @@ def gate(case, phase: str, results: tuple, allowed: float = 0.0) -> tuple[bool, 
             worst = max(worst, error_ratio(x[:, span], reference) / limit)
     finite = all(bool(x.isfinite().all()) for x in results)
     return finite and worst <= 1.0, worst if finite else float("inf")
+
+
+def verdict(ok: bool) -> str:
+    """How a row says it."""
+    return "pass" if ok else "fail"
 
 
 def time_calls(device: str, passes: dict[str, list[Callable]], rounds: int):
@@ -125,9 +131,9 @@ def extra_bytes(call: Callable) -> int:
     return (peak - before) - (kept - before)
 
 
-def copy_rate(device: str) -> float:
-    """GB/s of a large copy, bytes read plus bytes written: the floor of a memory-bound operator."""
-    size = (1 << 30) if device == "cuda" else (1 << 26)
+def copy_rates(device: str) -> list[float]:
+    """GB/s of large copies, bytes read plus bytes written: the floor of a memory-bound operator."""
+    size = COPY_BYTES[device]
     x = torch.empty(size // 4, dtype=torch.float32, device=device).normal_()
     y = torch.empty_like(x)
     rates = []
@@ -146,7 +152,7 @@ def copy_rate(device: str) -> float:
             y.copy_(x)
             seconds = time.perf_counter() - start
         rates.append(2 * size / seconds / 1e9)
-    return sorted(rates[2:])[len(rates[2:]) // 2]
+    return rates[2:]
 
 
 def synchronize(device: str) -> None:

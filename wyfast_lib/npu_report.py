@@ -10,23 +10,23 @@ import csv
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-#: name -> sizes: the backward table of the source document (float32, K = V = 128, BT = 64, B = 1).
-SOURCE_SHAPES = {
-    "T=4K H=32 MHA": dict(T=4096, H=32, Hg=32),
-    "T=8K H=32 MHA": dict(T=8192, H=32, Hg=32),
-    "T=32K H=32 MHA": dict(T=32768, H=32, Hg=32),
-    "T=32K H=32 GQA-4:1": dict(T=32768, H=32, Hg=8),
-    "T=64K H=16 MHA": dict(T=65536, H=16, Hg=16),
-}
+#: The backward table of the source document (float32, K = V = 128, BT = 64, B = 1).
+SOURCE_SHAPES = (
+    dict(T=4096, H=32, Hg=32),
+    dict(T=8192, H=32, Hg=32),
+    dict(T=32768, H=32, Hg=32),
+    dict(T=32768, H=32, Hg=8),
+    dict(T=65536, H=16, Hg=16),
+)
 WIDE = dict(K=128, V=128, BT=64)
 ACCURACY = dict(B=1, T=160, K=64, V=64, BT=64)
 HEADS = {"MHA": dict(H=4, Hg=4), "GQA": dict(H=4, Hg=2), "MQA": dict(H=4, Hg=1)}
 WARM_UP, REPEATS = 3, 10
 COLUMNS = (
     "suite", "phase", "shape", "dtype", "metric", "unit", "value", "limit", "passed",
-    "device", "backend", "torch", "triton", "command",
+    "device", "driver", "backend", "torch", "triton", "commit", "date", "command",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def report(
     backend: str = "ascend",
     device: str = "npu",
     *,
-    timed_shapes: dict | None = None,
+    timed_shapes: Sequence[dict] | None = None,
     widths: dict = WIDE,
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"),
 ) -> list[dict]:
@@ -45,7 +45,7 @@ def report(
     Raises:
         BackendUnavailable: the backend cannot run here; the message says why.
     """
-    from wyfast_lib import backends
+    from wyfast_lib import backends, records
 
     backends.pick(device, backend)
     shapes = SOURCE_SHAPES if timed_shapes is None else timed_shapes
@@ -54,11 +54,11 @@ def report(
         for heads in HEADS:
             for packed in (False, True):
                 rows += accuracy(backend, device, dtype, heads, packed)
-    first = next(iter(shapes.items()))
-    rows += layouts(backend, device, *first, widths)
-    for name, sizes in shapes.items():
-        rows.append(backward_time(backend, device, name, sizes, widths))
-    common = {"device": _device_name(device), "backend": backend, **_versions()}
+    rows += layouts(backend, device, shapes[0], widths)
+    for sizes in shapes:
+        rows.append(backward_time(backend, device, sizes, widths))
+    common = {**records.provenance(), "device": _device_name(device), "backend": backend,
+              "triton": _triton()}  # fmt: skip
     return [{**dict.fromkeys(COLUMNS, ""), **row, **common} for row in rows]
 
 
@@ -95,7 +95,7 @@ def accuracy(backend: str, device: str, dtype: str, heads: str, packed: bool) ->
     return rows
 
 
-def layouts(backend: str, device: str, name: str, sizes: dict, widths: dict) -> list[dict]:
+def layouts(backend: str, device: str, sizes: dict, widths: dict) -> list[dict]:
     """Time of each kernel with gates stored [B, H, T] and [B, T, H], host transposes not counted."""
     from wyfast_lib import backends
     from wyfast_lib.backends import ascend_plan as plan
@@ -108,26 +108,38 @@ def layouts(backend: str, device: str, name: str, sizes: dict, widths: dict) -> 
         backward = plan.plan_backward(k, v, beta, A, g, dw, du, None, module.device(), layout)[0]
         for phase, launch in (("forward", forward), ("backward", backward)):
             ms = median_ms(lambda launch=launch: module.execute(launch), device)
-            rows.append({"suite": "layout", "phase": phase, "shape": name, "dtype": "bfloat16",
+            rows.append({"suite": "layout", "phase": phase, "shape": name(sizes), "dtype": dtype_of(k),
                          "metric": f"{label}_median", "unit": "ms", "value": ms})  # fmt: skip
             _progress(f"{label} {phase}: {ms:.3f} ms")
     return rows
 
 
-def backward_time(backend: str, device: str, name: str, sizes: dict, widths: dict) -> dict:
+def backward_time(backend: str, device: str, sizes: dict, widths: dict) -> dict:
     """Median time of one backward in float32 by the source document's protocol."""
     from wyfast_lib import backends
 
     module = backends.load(backend)
     x = _inputs(sizes, widths, "float32", device)
     ms = median_ms(lambda: module.backward(*x, None), device)
-    _progress(f"backward {name}: {ms:.3f} ms")
-    return {"suite": "source_table", "phase": "backward", "shape": name, "dtype": "float32",
+    _progress(f"backward {name(sizes)}: {ms:.3f} ms")
+    return {"suite": "source_table", "phase": "backward", "shape": name(sizes), "dtype": dtype_of(x[0]),
             "metric": "median", "unit": "ms", "value": ms}  # fmt: skip
 
 
+def name(sizes: dict) -> str:
+    """As the source document names a shape: T=32K H=32 GQA-4:1."""
+    T, H, Hg = sizes["T"], sizes["H"], sizes["Hg"]
+    length = f"{T // 1024}K" if T % 1024 == 0 else T
+    return f"T={length} H={H} {'MHA' if H == Hg else f'GQA-{H // Hg}:1'}"
+
+
+def dtype_of(x) -> str:
+    """Its dtype, as rows name it."""
+    return str(x.dtype).removeprefix("torch.")
+
+
 def median_ms(run: Callable[[], object], device: str) -> float:
-    """Median of 10 calls after 3 for warm-up, in ms, waiting for the device around each."""
+    """Median of REPEATS calls after WARM_UP others, in ms, waiting for the device around each."""
     import torch
 
     def wait():
@@ -185,15 +197,12 @@ def _device_name(device: str) -> str:
     return "cpu" if device == "cpu" else getattr(torch, device).get_device_name(0)
 
 
-def _versions() -> dict[str, str]:
+def _triton() -> str:
+    """Both packages that install `triton`, with their versions."""
     from importlib import metadata
 
-    import torch
-
     names = [name for name in ("triton-ascend", "triton") if _installed(metadata, name)]
-    triton = " ".join(f"{name} {metadata.version(name)}" for name in names)
-    return {"torch": torch.__version__, "triton": triton,
-            "command": "python -m wyfast_lib doctor --npu-report"}  # fmt: skip
+    return " ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 def _installed(metadata, name: str) -> bool:

@@ -97,7 +97,7 @@ def provenance(command: str | None = None, device: str | None = None) -> dict[st
         "triton": _version("triton"),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
-        "command": command if command is not None else _command_line(),
+        "command": command if command is not None else command_line(),
     }
 
 
@@ -124,7 +124,7 @@ def write(path: str | os.PathLike[str], records: Iterable[Record], append: bool 
             out.writerow({k: f"{v:.6g}" if k in _NUMBERS else v for k, v in row.items()})
 
 
-def _command_line() -> str:
+def command_line() -> str:
     """This process's command, without the directories of interpreter and script."""
     argv = list(getattr(sys, "orig_argv", sys.argv)) or ["python"]
     argv = [Path(a).name if i == 0 or os.path.isabs(a) else a for i, a in enumerate(argv)]

@@ -50,7 +50,9 @@ def test_every_entry_of_the_launch_table_is_right(monkeypatch, size, BT, tiles):
 def test_chunk_bwd_dv_local(dtype, cu, gated):
     shape = Shape(2 if cu is None else 1, 2048, 8, 4, 64, 64)
     for gate_dtype in (torch.float32, dtype):
-        assert error_of(shape, dtype, gated=gated, cu=cu, gate_dtype=gate_dtype) <= 0.005
+        # The field's own test allows 0.005.
+        limit = min(0.005, TOLERANCE[dtype])
+        assert error_of(shape, dtype, gated=gated, cu=cu, gate_dtype=gate_dtype) <= limit
 
 
 @pytest.mark.parametrize("K, V", [(1, 1), (20, 257), (256, 512), (512, 16)])
